@@ -169,13 +169,7 @@ class PreflightRefused(CrckptError):
     exit_code = 24
 
     def __init__(
-        self,
-        message: str,
-        *,
-        state: str = "",
-        hint: str = "",
-        causes: tuple[str, ...] = (),
-        is_in_use: bool = False,
+        self, message: str, *, state: str = "", hint: str = "", causes: tuple[str, ...] = (), is_in_use: bool = False
     ) -> None:
         """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run."""
         super().__init__(message, state=state, hint=hint, causes=causes)

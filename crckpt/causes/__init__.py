@@ -9,10 +9,10 @@ A new cause is an entry of a table, and a line of a log in tests/data/logs/lines
 
 from __future__ import annotations
 
-from crckpt.causes.cause import Cause, mebibytes
-from crckpt.causes.finding import Finding
+from crckpt.causes.finding import Cause, Finding, Refusal, preflight_refusal
+from crckpt.model import MEBIBYTE
 
-__all__ = ["Cause", "Finding", "cause", "mebibytes"]
+__all__ = ["Cause", "Finding", "Refusal", "cause", "mebibytes", "preflight_refusal"]
 
 
 def cause(key: str) -> Cause:
@@ -21,3 +21,8 @@ def cause(key: str) -> Cause:
     from crckpt.causes.catalogue import CAUSE_BY_KEY
 
     return CAUSE_BY_KEY[key]
+
+
+def mebibytes(size: int) -> str:
+    """Format a size in bytes for messages."""
+    return f"{size / MEBIBYTE:,.0f} MiB" if size >= 10 * MEBIBYTE else f"{size / MEBIBYTE:,.1f} MiB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from crckpt.causes.cause import Cause
+from crckpt.causes.finding import Cause
 from crckpt.causes.table import read_tables
 
 SECTIONS: Final = {section.name: section for section in read_tables()}

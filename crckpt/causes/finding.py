@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-if TYPE_CHECKING:
-    from crckpt.causes import Cause
+from crckpt.errors import PreflightRefused
 
 LIKELY: Final = "most likely: "
 
@@ -26,6 +25,42 @@ _THIS_HOST: Final = "{this_host|"
 _OWN_LINES: Final = "{own_lines|"
 _NEWER: Final = "{newer|"
 _GAP: Final = re.compile(r"\{([^{}|]+)(?:\|([^{}]*))?\}")
+
+
+class Cause(Struct, frozen=True):
+    """An obstacle to a dump or a restore. `says` and `remedy` are templates for the groups of `pattern`.
+
+    `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
+    `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause
+    from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, `move` and `move_says` are
+    the words for users of a move, if they are others. `of_source`: a destination finds what the source has.
+    `pattern` is a regular expression for what the `source` writes. It counts instead of the causes `instead_of` if it
+    is in the log before theirs. `area` and `step` guess a cause from the source file of CRIU that wrote a line and from
+    what CRIU was doing, `wide_area` and `last_step` too, but later: their guesses are worse.
+    Paths in remedies are quoted for the shell.
+    """
+
+    key: str
+    says: str
+    remedy: str = ""
+    pattern: str = ""
+    source: str = ""
+    sure: bool = True
+    fixed: tuple[int, ...] = ()
+    by_criu: str = ""
+    instead_of: tuple[str, ...] = ()
+    area: str = ""
+    wide_area: str = ""
+    step: str = ""
+    last_step: str = ""
+    move: str = ""
+    move_says: str = ""
+    of_source: str = ""
+    section: str = ""
+
+    def finding(self, **values: object) -> Finding:
+        """Make a finding of what is known; an unknown value is shown as `?`."""
+        return Finding(self.key, tuple((name, str(value)) for name, value in values.items()), self.sure)
 
 
 class Finding(Struct, frozen=True, omit_defaults=True):
@@ -105,6 +140,26 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     def word_for(self, audience: Audience, **values: object) -> Finding:
         """Return the finding for other readers, with more values."""
         return replace(self.fill(**values), audience=audience)
+
+
+class Refusal(PreflightRefused):
+    """A refusal that was made of findings: the message is that of the first one."""
+
+    findings: tuple[Finding, ...] = ()
+
+    def fill(self, **values: object) -> Refusal:
+        """Return the refusal with more values in its findings."""
+        return preflight_refusal([found.fill(**values) for found in self.findings], is_in_use=self.is_in_use)
+
+
+def preflight_refusal(blockers: Sequence[Finding], *, is_in_use: bool = False) -> Refusal:
+    """Make the error for blockers. `is_in_use` as in PreflightRefused."""
+    first, more = blockers[0], len(blockers) - 1
+    said = f"{first.what} (and {more} more)" if more else first.what
+    causes = tuple(str(finding) for finding in blockers)
+    refusal = Refusal(said, hint=first.remedy, causes=causes, is_in_use=is_in_use)
+    refusal.findings = tuple(blockers)
+    return refusal
 
 
 def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:

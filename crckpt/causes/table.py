@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from crckpt.causes.cause import Cause
-from crckpt.causes.finding import LIKELY
+from crckpt.causes.finding import LIKELY, Cause
 
 _EXPRESSIONS: Final = frozenset({"pattern", "area", "wide_area", "step", "last_step"})
 

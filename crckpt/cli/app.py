@@ -52,9 +52,7 @@ GROUPS: Final = {
         "explain": "Explain why CRIU failed, from its log.",
         "report": "Make an archive for a bug report.",
     },
-    "Started by crckpt itself": {
-        "receive": "Receive a process: crckpt migrate starts this over ssh.",
-    },
+    "Started by crckpt itself": {"receive": "Receive a process: crckpt migrate starts this over ssh."},
 }
 """All commands in their groups, and what the list of commands says of each."""
 

@@ -90,7 +90,7 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool) -> None:
     # Slow to load, and not needed to check the host.
-    from crckpt.causes.refusal import preflight_refusal
+    from crckpt.causes import preflight_refusal
     from crckpt.ops.dump.cost import predict, read_tree_usage
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.request import DumpRequest

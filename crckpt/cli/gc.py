@@ -21,7 +21,8 @@ def gc(
     config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
-    result = perform(options.make_context(store, config=config), dry_run=dry_run)
+    context = options.make_context(store, config=config)
+    result = perform(context, dry_run=dry_run)
     verb = "would free" if dry_run else "freed"
     # What is cached of a pack goes with it.
     left = sum(not name.startswith(_CACHE) for name in result.leftovers)
@@ -29,5 +30,6 @@ def gc(
     line = f"{verb} {size(result.bytes)}: {count(len(result.packs), 'pack')}{of_others}"
     if not (result.packs or result.leftovers):
         # Checkpoints share data: after `rm` this is not obvious.
-        line = "nothing to free: checkpoints use all data"
+        line = "checkpoints use all data" if context.repository().ids() else "the store has no checkpoints"
+        line = f"nothing to free: {line}"
     emit({**asdict(result), "dry_run": dry_run}, f"{line}\n", is_answer=dry_run)

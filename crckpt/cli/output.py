@@ -16,8 +16,7 @@ import typer
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from crckpt.causes import Finding
-from crckpt.causes.refusal import Refusal
+from crckpt.causes import Finding, Refusal
 from crckpt.cli.format import finding_lines, on_one_line
 from crckpt.errors import CommandFailure, CrckptError, PreflightRefused
 

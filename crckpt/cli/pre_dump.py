@@ -40,12 +40,7 @@ def pre_dump(
     options.require_root("to checkpoint a process")
     # A round copies memory only; what happens to TCP connections is up to the dump.
     request = DumpRequest(
-        target,
-        job,
-        tcp="close",
-        preflight=not no_preflight,
-        skip_in_flight=True,
-        other_program=other_program,
+        target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True, other_program=other_program
     )
     context = options.make_context(store, criu=criu, config=config, staging=staging)
     with progress_bar("copying") as copying:

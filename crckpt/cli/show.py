@@ -66,10 +66,7 @@ def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str 
 
     found = sections(context, ref, **wanted)
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
-    document = {
-        **checkpoint_document(found.checkpoint),
-        **pick(found, *(name for name in wanted if wanted[name])),
-    }
+    document = {**checkpoint_document(found.checkpoint), **pick(found, *(name for name in wanted if wanted[name]))}
     if matches is not None:
         document["strings"] = matches
     emit(document, lines(found, matches), is_answer=True)

@@ -37,8 +37,7 @@ def verify(
     """
     if everything and ref is not None:
         raise UsageError(
-            f"--all and {ref} cannot be combined",
-            hint=f"crckpt verify --all, or crckpt verify {shlex.quote(ref)}",
+            f"--all and {ref} cannot be combined", hint=f"crckpt verify --all, or crckpt verify {shlex.quote(ref)}"
         )
     if source is not None and not repair:
         raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {shlex.quote(str(source))}")
@@ -89,5 +88,6 @@ def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
 
 def _damage(damage: Damage) -> str:
     affected = ", ".join(short_id(identity) for identity in damage.checkpoints)
-    kind = "" if " is damaged" in damage.what or " is missing" in damage.what else "damaged: "
+    # That of a manifest says so itself.
+    kind = "" if damage.kind == "manifest" else "damaged: "
     return f"{kind}{damage.what}; affects {affected or 'no checkpoint'}"

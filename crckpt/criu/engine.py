@@ -11,7 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -129,7 +129,11 @@ class CriuRun:
         tree: int = 0,
         start: Callable[..., run.Child] = run.start,
     ) -> None:
-        """Start CRIU by `start`, which waits at these `holds`. The others are as for `run_criu`."""
+        """Start CRIU by `start`, which waits at these `holds`. The others are as for `run_criu`.
+
+        `terminal` is a descriptor that CRIU gets as stdin. Then CRIU stays in our session, where the tree is to live,
+        and ^Z stops both.
+        """
         environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
@@ -152,13 +156,12 @@ class CriuRun:
         self._dump_limit = DumpLimit(self.pid, tree, log)
 
     def follow(
-        self,
-        hold: Hold | None = None,
-        in_hold: InHold | None = None,
-        meanwhile: Aside | None = None,
+        self, hold: Hold | None = None, in_hold: InHold | None = None, meanwhile: Aside | None = None
     ) -> CriuResult:
         """Follow CRIU to its end, as `run_criu` does."""
-        with interrupts_deferred(), _stops(self._terminal), _done_aside(meanwhile):
+        # A stopped CRIU would never end, unless it stops with us.
+        stops = stops_deferred() if self._terminal is None else nullcontext()
+        with interrupts_deferred(), stops, _done_aside(meanwhile):
             self._failure = failure = self._attend(hold, in_hold)
             outcome = self.wait()
             # A CRIU that gave up waiting has failed: its result and its log say why.
@@ -226,7 +229,6 @@ def run_criu(
     *,
     hold: Hold | None = None,
     in_hold: InHold | None = None,
-    terminal: int | None = None,
     keep: Sequence[int] = (),
     meanwhile: Aside | None = None,
     limited: bool = False,
@@ -238,15 +240,13 @@ def run_criu(
     fails, as its result and its log say. An interruption aborts a hold; elsewhere it waits until CRIU has ended, and so
     does ^Z.
 
-    `terminal` is a descriptor that CRIU gets as stdin. Then CRIU stays in our session, where the tree is to live, and
-    ^Z stops both. `keep` are descriptors that CRIU hands to the tree. `meanwhile` is done in a thread while CRIU
-    runs. A `limited` CRIU, as in every restore, is ended with all that it made once it makes no progress. `tree` is the
-    PID of the root of the tree that it dumps.
+    `keep` are descriptors that CRIU hands to the tree. `meanwhile` is done in a thread while CRIU runs. A `limited`
+    CRIU, as in every restore, is ended with all that it made once it makes no progress. `tree` is the PID of the root
+    of the tree that it dumps.
     """
-    with interrupts_deferred(), _stops(terminal):
+    with interrupts_deferred(), stops_deferred():
         holds = (hold,) if hold is not None else ()
-        criu = CriuRun(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited, tree=tree)
-        return criu.follow(hold, in_hold, meanwhile)
+        return CriuRun(argv, log, holds=holds, keep=keep, limited=limited, tree=tree).follow(hold, in_hold, meanwhile)
 
 
 @contextmanager
@@ -262,11 +262,6 @@ def _done_aside(work: Aside | None) -> Iterator[None]:
     finally:
         work.end()
         thread.join()
-
-
-def _stops(terminal: int | None) -> AbstractContextManager[None]:
-    """Put ^Z off until the block ends, unless CRIU gets it, too: a stopped CRIU would never end."""
-    return stops_deferred() if terminal is None else nullcontext()
 
 
 def run_id(log: str) -> RunId | None:

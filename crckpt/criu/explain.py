@@ -103,12 +103,15 @@ def explain(log: str, *, by_criu: bool = False) -> Explanation:
         # A sure cause beats the silence; the silence beats a guess.
         if silent and silent.finding and not finding.sure:
             break
-        cause = _find_earlier_cause(log, line, finding)
-        cause = cause.word_for("criu") if by_criu else cause
-        if not cause.sure and release and release < OLD:
-            cause = cause.fill(newer_than=_format_release(release))
+        # An earlier warning may tell more.
+        earlier = (cause for cause in EARLIER if finding.key in cause.instead_of)
+        warned = ((cause, re.compile(cause.pattern).search(log, 0, line.begin)) for cause in earlier)
+        finding = next((cause.finding(**found.groupdict()) for cause, found in warned if found), finding)
+        finding = finding.word_for("criu") if by_criu else finding
+        if not finding.sure and release and release < OLD:
+            finding = finding.fill(newer_than=_format_release(release))
         location = find_failure_location(log, line)
-        return Explanation(cause, shown, line.text, location, find_outside_end(log, line))
+        return Explanation(finding, shown, line.text, location, find_outside_end(log, line))
     if silent and silent.finding:
         return silent
     if release and release < OLD and shown:
@@ -171,14 +174,6 @@ def _find_causes(
                 yield from _find_surer_before(retyped, line)
             if finding:
                 yield line, finding
-
-
-def _find_earlier_cause(log: str, line: Line, finding: Finding) -> Finding:
-    """Return the cause that an earlier warning tells, or the finding itself."""
-    for cause in EARLIER:
-        if finding.key in cause.instead_of and (found := re.compile(cause.pattern).search(log, 0, line.begin)):
-            return cause.finding(**found.groupdict())
-    return finding
 
 
 def _find_surer_before(retyped: Iterable[Line], line: Line) -> Iterator[tuple[Line, Finding]]:

@@ -14,8 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from crckpt import __version__
-from crckpt.causes import Finding, cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import Finding, cause, preflight_refusal
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc

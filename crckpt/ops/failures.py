@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import UNCHANGED, CommandFailure, CrckptError, DumpFailed, Interrupted, StoreUnusable, UsageError
-from crckpt.host.disk import fuse
+from crckpt.host.disk import fuse, space
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.progress import QUIET_S
 from crckpt.host.process.typed_command import advise_space
@@ -67,13 +67,26 @@ def to_dump_error(error: CommandFailure | OSError, what: str, context: Context) 
     """As `to_crckpt_error`, of a dump: a full disk is named by the directory of the context that is on it."""
     if isinstance(error, CommandFailure) or error.errno != errno.ENOSPC:
         return to_crckpt_error(error, DumpFailed, what)
-    # Rarely needed.
-    from crckpt.ops.full_disk import find_full_directory
-
     full = find_full_directory(
         context, os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     )
     return StoreUnusable(f"{what} failed: {full.what}", hint=full.remedy)
+
+
+def find_full_directory(context: Context, written: str | None = None) -> Finding:
+    """Find which directory of a dump is full, after a write to the file or directory `written`, None if not known."""
+    store, staging = space.nearest_existing(context.store), context.staging
+    if staging is not None:
+        path = Path(written or "")
+        in_store, in_staging = path.is_relative_to(store), path.is_relative_to(staging)
+        if in_store and in_staging:
+            # One lies in the other.
+            in_staging = not store.is_relative_to(staging)
+        elif not (in_store or in_staging):
+            in_staging = space.free_disk(staging) <= space.free_disk(store)
+        if in_staging:
+            return cause("staging-full").finding(directory=staging)
+    return cause("store-full").finding(directory=store)
 
 
 def _describe_disconnected(mount: str) -> tuple[str, str]:

@@ -103,7 +103,11 @@ def report(context: Context, request: ReportRequest) -> Report:
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
         # Hide it in everything at the end: a host name may be in any path, log or message.
         hide = (lambda value: value) if request.with_secrets else _hider(platform.node())
-        contents = {name: _encode(hide(value)) for name, value in (("report.json", about), *found)}
+        parts = ((name, hide(value)) for name, value in (("report.json", about), *found))
+        contents = {
+            name: (value if isinstance(value, str) else json.dumps(value, indent=1) + "\n").encode()
+            for name, value in parts
+        }
         packed = _pack(contents)
         write(descriptor, packed, "report")
     members = tuple(Member(name, len(content)) for name, content in contents.items())
@@ -158,16 +162,14 @@ def _versions() -> _Files:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
     except OSError:
         distribution = None
-    yield (
-        "versions.json",
-        {
-            "crckpt": version().splitlines(),
-            "python": platform.python_version(),
-            "kernel": f"{platform.release()} {platform.version()}",
-            "machine": platform.machine(),
-            "distribution": distribution,
-        },
-    )
+    versions = {
+        "crckpt": version().splitlines(),
+        "python": platform.python_version(),
+        "kernel": f"{platform.release()} {platform.version()}",
+        "machine": platform.machine(),
+        "distribution": distribution,
+    }
+    yield "versions.json", versions
 
 
 def _host(context: Context) -> _Files:
@@ -192,17 +194,13 @@ def _store(context: Context) -> _Files:
     listing = list_checkpoints(context, None)
     checkpoints = [entry.checkpoint for entry in listing.entries]
     sizes = ("raw_bytes", "new_bytes", "copied_bytes", "stored_bytes")
-    yield (
-        "store.json",
-        {
-            "checkpoints": len(checkpoints),
-            "jobs": len({checkpoint.job for checkpoint in checkpoints}),
-            "tags": sum(len(entry.tags) for entry in listing.entries),
-            **{name: sum(getattr(found.statistics, name) for found in checkpoints) for name in sizes},
-            "damaged": msgspec.to_builtins(listing.unreadable),
-            "pending": msgspec.to_builtins(listing.pending),
-        },
-    )
+    sums = {
+        "checkpoints": len(checkpoints),
+        "jobs": len({checkpoint.job for checkpoint in checkpoints}),
+        "tags": sum(len(entry.tags) for entry in listing.entries),
+        **{name: sum(getattr(found.statistics, name) for found in checkpoints) for name in sizes},
+    }
+    yield "store.json", sums | msgspec.to_builtins({"damaged": listing.unreadable, "pending": listing.pending})
 
 
 def _left_logs(context: Context) -> _Files:
@@ -283,11 +281,6 @@ def _hider(host: str) -> Callable[[object], object]:
         return content
 
     return hide
-
-
-def _encode(value: object) -> bytes:
-    text = value if isinstance(value, str) else json.dumps(value, indent=1) + "\n"
-    return text.encode()
 
 
 def _pack(contents: Mapping[str, bytes]) -> bytes:

@@ -81,7 +81,8 @@ def read_description(backend: Backend) -> Description:
         anew = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())})
         raise StoreUnusable(
             f"{name} is damaged",
-            hint=f"restore it from a backup; without one: echo '{anew}' > {quote(name)}; then: crckpt verify --all",
+            hint=f"restore it from a backup; without one: echo '{anew}' > {quote(name)}; "
+            f"then: crckpt verify --all --store {quote(backend.location)}",
         ) from error
     raise StoreUnusable(
         f"the store {backend.location} has format {found}; this crckpt knows format {FORMAT}",

@@ -19,11 +19,7 @@ _CGROUPS: Final = "/sys/fs/cgroup/"
 # Bytes: a configuration of ssh is read while the user types.
 _MOST_BYTES: Final = 1 << 20
 _PATTERN: Final = frozenset("*?!")
-_KINDS: Final = (
-    ("unit:", "a service of systemd"),
-    ("pidfile:", "a file with a PID"),
-    ("cgroup:", "a control group"),
-)
+_KINDS: Final = (("unit:", "a service of systemd"), ("pidfile:", "a file with a PID"), ("cgroup:", "a control group"))
 
 
 def find_targets(typed: str) -> Iterator[tuple[str, str]]:

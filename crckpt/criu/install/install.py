@@ -83,8 +83,7 @@ def install_criu(request: InstallRequest, say: Callable[[str], None]) -> Install
                 say(needs)
             return InstalledCriu(path, version, name, tuple(rejected), needs)
     raise HostCannot(
-        f"None of the tried CRIUs works on Linux {os.uname().release}.",
-        hint=_next_try(request, downloaded=downloaded),
+        f"None of the tried CRIUs works on Linux {os.uname().release}.", hint=_next_try(request, downloaded=downloaded)
     )
 
 

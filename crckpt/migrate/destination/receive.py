@@ -9,8 +9,7 @@ from typing import Final
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from crckpt.causes import cause
-from crckpt.causes.refusal import Refusal
+from crckpt.causes import Refusal, cause
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import (
     NOTHING_LEFT,

@@ -9,9 +9,8 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause, mebibytes
+from crckpt.causes import Finding, cause, mebibytes, preflight_refusal
 from crckpt.causes.catalogue import CAUSE_BY_KEY
-from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host.network.devices import read_devices
 from crckpt.migrate.preflight.answers import MoveAnswers

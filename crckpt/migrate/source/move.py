@@ -11,9 +11,8 @@ from typing import Final
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, preflight_refusal
 from crckpt.causes.finding import distinct
-from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import CommandFailure, CrckptError, DumpFailed, Interrupted, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.network.packets import capturing

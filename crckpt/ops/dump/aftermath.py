@@ -71,7 +71,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
         from crckpt.criu.explain import explain
         from crckpt.ops.failure_locations import name_place_in_tree
-        from crckpt.ops.full_disk import find_full_directory
+        from crckpt.ops.failures import find_full_directory
 
         explanation = explain(result.log)
         found, kind = None if was_killed else explanation.finding, DumpFailed

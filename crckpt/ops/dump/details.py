@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import preflight_refusal
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
 from crckpt.host.disk.checked_files import digest_head, read_head

@@ -9,8 +9,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import Finding, cause, preflight_refusal
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from crckpt.causes import cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import cause, preflight_refusal
 from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot, PreflightRefused

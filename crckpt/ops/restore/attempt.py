@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding
-from crckpt.causes.refusal import Refusal
+from crckpt.causes import Finding, Refusal
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit

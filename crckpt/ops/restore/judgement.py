@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import preflight_refusal
 from crckpt.criu.find import Criu
 from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.attempt import RestoreAttempt

@@ -10,8 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause, mebibytes
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import Finding, cause, mebibytes, preflight_refusal
 from crckpt.criu.find import Criu
 from crckpt.errors import NOTHING_LEFT, CrckptError, DumpFailed, Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit

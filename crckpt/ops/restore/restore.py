@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import Finding, cause, preflight_refusal
 from crckpt.criu.command import Paths
 from crckpt.criu.engine import CriuResult
 from crckpt.criu.hold import AfterCommit

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.causes import cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import cause, preflight_refusal
 from crckpt.cli.output import emit, error_text, form, print_progress
 from crckpt.errors import CrckptError, PreflightRefused
 from crckpt.ops.doctor import Fix

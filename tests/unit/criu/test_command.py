@@ -62,10 +62,10 @@ def test_commands_with_all_options() -> None:
     assert dump[4:] == (
         *common("dump"),
         *after,
-        "--leave-running",
-        "--unprivileged",
         "--ghost-limit",
         str(5 << 20),
+        "--leave-running",
+        "--unprivileged",
     )
     restore = restore_command(CRIU, paths, ALL, sibling=False, inherit=("fd[5]:pipe:[6]", "fd[7]:a b"))
     inherited = ("--inherit-fd", "fd[5]:pipe:[6]", "--inherit-fd", "fd[7]:a b")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from own_process import descriptors
 
-from crckpt.criu.engine import CriuResult, run_criu
+from crckpt.criu.engine import CriuResult, CriuRun, run_criu
 from crckpt.criu.hold import holds_at
 from crckpt.errors import HostCannot
 
@@ -118,7 +118,7 @@ def test_criu_has_its_own_session_unless_the_tree_is_on_our_terminal(tmp_path: P
     assert (int(session) != os.getsid(0), stdin) == (True, "/dev/null")
     terminal, other = os.openpty()
     try:
-        session, stdin = run_criu(tell, tmp_path / "b.log", terminal=other).log.split()
+        session, stdin = CriuRun(tell, tmp_path / "b.log", terminal=other).follow().log.split()
         assert (int(session), stdin) == (os.getsid(0), os.ttyname(other))
     finally:
         os.close(terminal)

@@ -14,8 +14,8 @@ import pytest
 from growth import grows_linearly, spend, spend_once
 from places import TESTS
 
+from crckpt.causes import Cause
 from crckpt.causes.catalogue import CATALOGUE
-from crckpt.causes.cause import Cause
 from crckpt.criu.explain import explain, is_log
 
 LOGS = TESTS / "data" / "logs"

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from crckpt.causes import Finding, cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import Finding, cause, preflight_refusal
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import DumpFailed, Interrupted, NoSuchCheckpoint, StoreUnusable, UsageError
 from crckpt.ops.context import Context

@@ -8,7 +8,7 @@ import pytest
 from small_disk import mounted_disk
 
 from crckpt.ops.context import Context
-from crckpt.ops.full_disk import find_full_directory
+from crckpt.ops.failures import find_full_directory
 
 
 def test_store_is_full_without_a_staging_directory(tmp_path: Path) -> None:

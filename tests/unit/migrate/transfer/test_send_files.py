@@ -16,7 +16,7 @@ from entering import StatementRunner
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
 
-from crckpt.causes.refusal import Refusal
+from crckpt.causes import Refusal
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.migrate.preflight.questions import AskedFile
