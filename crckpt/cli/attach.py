@@ -96,13 +96,10 @@ def _lines(terminals: tuple[HeldTerminal, ...]) -> Iterator[str]:
         return
     rows = (
         (
-            each.tree.job,
-            str(each.tree.root),
-            each.tree.comm,
-            short_id(each.tree.checkpoint),
+            *(each.tree.job, each.tree.root, each.tree.comm, short_id(each.tree.checkpoint)),
             f"PID {each.attached}" if each.attached else "no",
             each.tree.log,
         )
         for each in terminals
     )
-    yield from align(("job", "pid", "program", "from", "attached", "log"), rows, right=frozenset({"pid"}))
+    yield from align(("job", "pid", "program", "from", "attached", "log"), rows, "pid")

@@ -92,7 +92,7 @@ def _make_setting(key: str, given: _Given | None, configured: Config, path: Path
 def _lines(path: Path, settings: tuple[Setting, ...], *, is_there: bool) -> Iterator[str]:
     yield f"configuration file: {path}{'' if is_there else ' (there is none)'}\n"
     rows = (
-        (each.key, f"({each.note})" if each.value is None else str(each.value), each.origin or each.source)
+        (each.key, f"({each.note})" if each.value is None else each.value, each.origin or each.source)
         for each in settings
     )
-    yield from align(("key", "value", "from"), rows, right=frozenset())
+    yield from align(("key", "value", "from"), rows)

@@ -66,13 +66,13 @@ def _process(change: ProcessChange) -> Iterator[str]:
             (
                 f"{one.start:x}-{one.end:x}",
                 one.permissions,
-                *(str(number) if number else "" for number in (one.pages.changed, one.pages.new, one.pages.gone)),
+                *(number or "" for number in (one.pages.changed, one.pages.new, one.pages.gone)),
                 one.state and f"{one.state} map",
                 one.map,
             )
             for one in change.maps
         )
-        yield from (f"  {line}" for line in align(("map", "", *_COUNTS, "", ""), rows, right=frozenset(_COUNTS)))
+        yield from (f"  {line}" for line in align(("map", "", *_COUNTS, "", ""), rows, " ".join(_COUNTS)))
     if change.pages:
         yield f"  memory: {_counts(change.pages)}\n"
 

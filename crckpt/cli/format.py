@@ -108,13 +108,13 @@ def round_line(copied: RoundResult) -> str:
     return f"round {copied.number}: {pages} in {duration(copied.ms)}, frozen {duration(copied.frozen_ms)}\n"
 
 
-def align(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
-    """Lines with aligned columns, never folded; columns named in `right` are aligned to the right."""
+def align(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Iterator[str]:
+    """Lines with aligned columns, never folded; the columns that `right` names are aligned to the right."""
     # Not a table of rich: over thousands of rows that takes seconds.
-    lines = [titles, *(tuple(map(on_one_line, row)) for row in rows)]
+    lines = [titles, *([on_one_line("" if cell is None else str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     form = "  ".join(
-        f"{{:{'>' if column in right else '<'}{width}}}" for column, width in zip(titles, widths, strict=True)
+        f"{{:{'>' if column in right.split() else '<'}{width}}}" for column, width in zip(titles, widths, strict=True)
     )
     return (form.format(*line).rstrip() + "\n" for line in lines)
 

@@ -19,7 +19,7 @@ from crckpt.store import PendingCheckpoint
 
 _NOTE: Final = "tags, note"
 _COLUMNS: Final[tuple[str, ...]] = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", _NOTE)
-_NUMBERS: Final = frozenset({"procs", "frozen", "raw", "new", "stored"})
+_NUMBERS: Final = "procs frozen raw new stored"
 # What a narrow terminal does without first.
 _LEAST_NEEDED: Final = ("raw", "new", "procs", "frozen")
 # A shorter note would tell nothing.
@@ -72,7 +72,7 @@ def _lines(listing: Listing) -> Iterator[str]:
         yield "no checkpoints yet; make one with: crckpt dump PID JOB\n"
         return
     titles, rows = _fit(rows, terminal_width())
-    yield from align(titles, rows, right=_NUMBERS)
+    yield from align(titles, rows, _NUMBERS)
     for pending in listing.pending:
         if pending.lost:
             yield f"lost: a checkpoint of {pending.job}: {pending.lost}; to remove this line: crckpt gc\n"
@@ -124,4 +124,4 @@ def _pending_row(pending: PendingCheckpoint) -> tuple[str, ...]:
         note = "see below"
     elif pending.host:
         note = f"PID {pending.pid} of {pending.host} stores it, or has ended"
-    return (state, pending.job, local_time(pending.created), *[""] * len(_NUMBERS), note)
+    return (state, pending.job, local_time(pending.created), *[""] * len(_NUMBERS.split()), note)

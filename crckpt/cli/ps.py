@@ -43,14 +43,8 @@ def _list(result: Listing) -> Iterator[str]:
         trackers = {each.keeper.pid: each for each in result.trackers}
         rows = (
             (
-                str(each.pid),
-                each.kind,
-                str(each.tree or ""),
-                each.user,
-                local_time(each.started),
-                each.ends,
-                duration(each.cpu_s * 1000),
-                size(each.memory_bytes),
+                *(each.pid, each.kind, each.tree or "", each.user, local_time(each.started), each.ends),
+                *(duration(each.cpu_s * 1000), size(each.memory_bytes)),
                 # The command line of CRIU would push what follows off the screen.
                 cut(each.program, _PROGRAM_WIDTH) if terminal_width() else each.program,
                 _describe(trackers[each.pid]) if each.pid in trackers else "",
@@ -58,19 +52,19 @@ def _list(result: Listing) -> Iterator[str]:
             for each in result.processes
         )
         titles = ("pid", "kind", "tree", "user", "since", "ends with", "cpu", "memory", "program", "counts from")
-        yield from _cut(align(titles, rows, right=frozenset({"pid", "tree", "cpu", "memory"})))
+        yield from _cut(align(titles, rows, "pid tree cpu memory"))
     if result.locks:
         yield "\n"
-        locks = ((each.name, str(each.pid or ""), each.ends) for each in result.locks)
-        yield from _cut(align(("lock", "pid", "ends with"), locks, right=frozenset({"pid"})))
+        locks = ((each.name, each.pid or "", each.ends) for each in result.locks)
+        yield from _cut(align(("lock", "pid", "ends with"), locks, "pid"))
 
 
 def _list_ended(result: Listing) -> Iterator[str]:
     if not result.trackers:
         yield "no tree is tracked\n"
         return
-    rows = ((str(each.keeper.root), each.keeper.comm, str(each.keeper.pid)) for each in result.trackers)
-    yield from align(("tree", "program", "tracker"), rows, right=frozenset({"tree"}))
+    rows = ((each.keeper.root, each.keeper.comm, each.keeper.pid) for each in result.trackers)
+    yield from align(("tree", "program", "tracker"), rows, "tree")
     yield "crckpt no longer tracks these trees\n"
 
 

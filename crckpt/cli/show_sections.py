@@ -56,61 +56,39 @@ def _call(thread: ThreadSection) -> str:
 
 
 def _files(rows: tuple[FileSection, ...]) -> Iterator[str]:
-    return align(
-        ("pid", "fd", "access", "offset", "size", "kind", "path", ""),
-        tuple(
-            (
-                str(row.pid),
-                str(row.fd),
-                row.access,
-                _number(row.offset),
-                _number(row.size),
-                row.kind,
-                row.path,
-                " ".join((*(("deleted",) if row.deleted else ()), *row.flags)),
-            )
-            for row in rows
-        ),
-        right=frozenset({"pid", "fd", "offset", "size"}),
+    titles = ("pid", "fd", "access", "offset", "size", "kind", "path", "")
+    cells = (
+        (*(getattr(row, name) for name in titles[:-1]), " ".join((*(("deleted",) if row.deleted else ()), *row.flags)))
+        for row in rows
     )
+    return align(titles, cells, "pid fd offset size")
 
 
 def _sockets(rows: tuple[SocketSection, ...]) -> Iterator[str]:
-    return align(
-        ("family", "type", "protocol", "state", "local", "remote", "open in"),
-        tuple(
-            (
-                row.family,
-                row.type,
-                row.protocol,
-                row.state,
-                row.local + (" (deleted)" if row.deleted else ""),
-                row.remote,
-                ", ".join(f"{holder.pid} fd {holder.fd}" for holder in row.holders) or "no process",
-            )
-            for row in rows
-        ),
-        right=frozenset(),
+    cells = (
+        (
+            *(row.family, row.type, row.protocol, row.state),
+            row.local + (" (deleted)" if row.deleted else ""),
+            row.remote,
+            ", ".join(f"{holder.pid} fd {holder.fd}" for holder in row.holders) or "no process",
+        )
+        for row in rows
     )
+    return align(("family", "type", "protocol", "state", "local", "remote", "open in"), cells)
 
 
 def _maps(rows: tuple[MapSection, ...]) -> Iterator[str]:
-    return align(
-        ("pid", "addresses", "", "size", "resident", "dirty", "map"),
-        tuple(
-            (
-                str(row.pid),
-                f"{row.start:x}-{row.end:x}",
-                row.permissions,
-                size(row.bytes),
-                "" if row.resident_bytes is None else size(row.resident_bytes),
-                size(row.dirty_bytes),
-                row.path or f"[{row.kind}]",
-            )
-            for row in rows
-        ),
-        right=frozenset({"pid", "size", "resident", "dirty"}),
+    cells = (
+        (
+            *(row.pid, f"{row.start:x}-{row.end:x}", row.permissions, size(row.bytes)),
+            "" if row.resident_bytes is None else size(row.resident_bytes),
+            size(row.dirty_bytes),
+            row.path or f"[{row.kind}]",
+        )
+        for row in rows
     )
+    titles = ("pid", "addresses", "", "size", "resident", "dirty", "map")
+    return align(titles, cells, "pid size resident dirty")
 
 
 def _environment(rows: tuple[Environment, ...]) -> Iterator[str]:
@@ -120,9 +98,4 @@ def _environment(rows: tuple[Environment, ...]) -> Iterator[str]:
 
 
 def _match(match: Match) -> str:
-    where = f"{match.pid} {match.comm}  {match.map}  {match.address:x}"
-    return f"{where}  {match.text}\n"
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
+    return f"{match.pid} {match.comm}  {match.map}  {match.address:x}  {match.text}\n"

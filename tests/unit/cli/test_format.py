@@ -15,7 +15,7 @@ from crckpt.cli.output import emit, form
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     rows = [("a", "1", ""), ("long", "1000", "note {x} [b]")]
-    assert list(align(("id", "n", "note"), rows, right=frozenset({"n"}))) == [
+    assert list(align(("id", "n", "note"), rows, "n")) == [
         "id       n  note\n",
         "a        1\n",
         "long  1000  note {x} [b]\n",
