@@ -1,4 +1,4 @@
-"""What the store relies on in a backend: every one passes this, and the one in memory that other tests use."""
+"""The contract of a store backend: every backend passes these tests, including the one in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What integration tests share: the command itself with a store of the test's own, and trees to checkpoint."""
+"""Fixtures of integration tests: the command with a store of the test's own, and trees to checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked of addresses before they move, and how the kernel's own addresses and routes are treated."""
+"""Checks of addresses before they move, and effects of a move on the kernel's addresses and routes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_source_with_the_address_on_another_interface_is_refused(host: Machine, 
 
 @families
 def test_leased_address_is_refused(host: Machine, address: HostAddress) -> None:
-    """Its remedy works."""
+    """The suggested remedy works."""
     add(host, address, "valid_lft", "1000", "preferred_lft", "1000")
     found, remedy = only(check_source([address]))
     assert "DHCP" in found
@@ -131,7 +131,7 @@ def test_destination_without_the_device_is_refused(host: Machine, address: HostA
 
 
 def test_destination_with_an_unusable_device_is_refused(host: Machine) -> None:
-    """It is down, has no link, or belongs to a bridge."""
+    """The device is down, has no link, or belongs to a bridge."""
     host.run("ip", "link", "add", "dev7", "type", "veth", "peer", "name", "dev8")
     try:
         address = parse_address("10.79.0.5/24@dev7")
@@ -198,7 +198,7 @@ def put_refusing_nft(directory: Path) -> None:
 
 @families
 def test_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
-    """Neither while it is fenced off nor later, where the network is known. An address of IPv6 is chosen by nobody."""
+    """This holds behind the fence and after it. The kernel never chooses an IPv6 address by itself."""
     before = routes(host)
     assert claim([address], MOVE) == ()
     assert find_fences() == {MOVE}
@@ -220,7 +220,7 @@ def test_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
     ("text", "gateway"), [(f"10.80.0.5/24@{DEVICE}", "10.77.0.99"), (f"fd80::5/64@{DEVICE}", "fd77::99")]
 )
 def test_new_network_gets_its_route_at_release(host: Machine, text: str, gateway: str) -> None:
-    """Before that, other programs of the host reach it on the route that there is. It goes with the address."""
+    """Before the release, other programs use the existing route. The new route is removed with the address."""
     address = parse_address(text)
     host.run("ip", f"-{address.family}", "route", "add", "default", "via", gateway)
     before = routes(host)

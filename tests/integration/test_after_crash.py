@@ -35,7 +35,7 @@ REDIS: Final = Case(
 
 
 def test_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
-    """The program goes on as if nothing had been written since, and what was is kept beside the log."""
+    """The program continues with the log as at the checkpoint; the later lines are kept next to the log."""
     with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
@@ -134,7 +134,7 @@ def test_rotated_log_is_left_alone(crckpt: Crckpt, kind: str, rotate: Callable[[
 
 
 def test_write_only_file_is_cut_back_to_its_size(crckpt: Crckpt) -> None:
-    """As of `program >log`: the program would write on behind the end, as it does when a log is truncated under it."""
+    """With `program >log`, the program would otherwise write after the end of the file."""
     with stopped(crckpt, program("journal", "plain")) as tree:
         log, before = tree.workdir / "journal.log", tree.counters()
         size = log.stat().st_size
@@ -163,7 +163,7 @@ def test_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
 
 
 def test_log_with_two_appending_writers_is_cut_back(crckpt: Crckpt) -> None:
-    """It is cut back to what both of them had written."""
+    """The log is cut back to what both programs had written."""
     with _crashed(crckpt, program("journal", "twins"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
@@ -173,7 +173,7 @@ def test_log_with_two_appending_writers_is_cut_back(crckpt: Crckpt) -> None:
 
 
 def test_log_truncated_under_one_of_two_writers(crckpt: Crckpt, tmp_path: Path) -> None:
-    """The one that has written nothing since stands behind the end: its position tells nothing of the size."""
+    """The position of the program that has written nothing since is after the end: it does not show the size."""
     log = tmp_path / "log"
     os.mkfifo(tmp_path / "fifo")
     words = ["sh", "-c", "exec 3>>log 4>>log; printf %01000d 0 >&3; : >log; echo line >&4; read never <>fifo"]
@@ -187,7 +187,7 @@ def test_log_truncated_under_one_of_two_writers(crckpt: Crckpt, tmp_path: Path) 
 
 
 def test_five_logs_of_one_tree_are_reported_and_cut_back(crckpt: Crckpt) -> None:
-    """All five logs are told, each with the ways out that it has, and all five are cut back."""
+    """Each log is reported with its remedies, and all five are cut back."""
     with _crashed(crckpt, program("family", "--logs"), *(f"{name}.log" for name in FAMILY)) as tree:
         output = _refused(crckpt)
         for name, kind in FAMILY.items():
@@ -207,7 +207,7 @@ def test_five_logs_of_one_tree_are_reported_and_cut_back(crckpt: Crckpt) -> None
 
 @pytest.mark.skipif(bool(REDIS.missing()), reason=f"not installed: {REDIS.missing()}")
 def test_redis_agrees_with_its_append_only_file(crckpt: Crckpt) -> None:
-    """Its memory and its file agree after the restore: another redis that reads the file finds the same."""
+    """After the restore, another redis that reads the file finds the same keys."""
     with started(REDIS) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         counted = _counter(tree.workdir)
@@ -227,7 +227,7 @@ def test_redis_agrees_with_its_append_only_file(crckpt: Crckpt) -> None:
 
 
 def test_file_in_use_by_the_running_original_is_not_cut_back(crckpt: Crckpt) -> None:
-    """The one that was checkpointed runs on; a second one, in PIDs of its own, would share its files."""
+    """The original keeps running; a second copy in its own PID namespace would share its files."""
     with started(program("journal", "plain")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         log = tree.workdir / "journal.log"
@@ -242,7 +242,7 @@ def test_file_in_use_by_the_running_original_is_not_cut_back(crckpt: Crckpt) -> 
 
 
 def test_failed_restore_puts_the_cut_off_part_back(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """The file is as it was, and nothing lies beside it."""
+    """The file is as before, and no other file is left next to it."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
@@ -258,7 +258,7 @@ def test_failed_restore_puts_the_cut_off_part_back(crckpt: Crckpt, obstructed: O
 
 
 def test_cut_off_part_survives_a_killed_crckpt(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """kill -9 in mid-restore: nobody puts it back, but nothing is lost, and a second restore works."""
+    """After SIGKILL during a restore, nothing is lost, and a second restore works."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()

@@ -1,4 +1,4 @@
-"""`dump --async` returns when the tree runs; what becomes of the checkpoint is seen in `list`, and survives a crash."""
+"""`dump --async` returns when the tree runs; `list` shows the state of the checkpoint, also after a crash."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A restored program finds its attributes again, asked from inside; what it cannot have again is refused or said."""
+"""A restore sets the attributes of a program again, or refuses or reports those that it cannot set."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _of(tree: Tree) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_attribute_is_restored(asked: dict[str, Asked], name: str) -> None:
-    """Of the first thread and of the second one, which had another value where each has its own."""
+    """The first and the second thread keep their own values."""
     values = asked[name]
     assert values.after["process"][name] == values.before["process"][name]
     assert values.after["thread"][name] == values.before["thread"][name]
@@ -87,7 +87,7 @@ def test_each_restorable_attribute_has_a_test() -> None:
 
 
 def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:
-    """It is said at the dump; the restore is refused, and done with less protection where that is allowed."""
+    """The dump reports it. The restore is refused, or runs with less protection if that is allowed."""
     with started(program("attributes", "landlock")) as tree:
         dumped = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]
         assert "is confined by Landlock" in " ".join(dumped["warnings"])
@@ -119,7 +119,7 @@ def test_running_dump_queries_attributes_where_there_is_a_hint(crckpt: Crckpt) -
 
 
 def test_program_that_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
-    """It would catch our system call. What it may lose by that is said before it ends."""
+    """The program would catch our system call. The dump reports the possible loss before the program ends."""
     with started(program("attributes", "dispatch")) as tree:
         warnings = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
         assert f"cannot find out whether process {tree.pid} (python3) uses Landlock" in " ".join(warnings)
@@ -128,7 +128,7 @@ def test_program_that_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_possibly_confined_program_is_not_restored_unconfined(crckpt: Crckpt) -> None:
-    """It may have seen to that itself."""
+    """The program may have prevented the query itself."""
     with started(program("attributes", "no_new_privs", "landlock", "dispatch")) as tree:
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
@@ -156,7 +156,7 @@ while True:
 
 
 def test_program_that_keeps_changing_pid_is_not_restored_unconfined(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Whoever is asked has ended by the freeze, and a process that adopts is the parent of what it has made."""
+    """The queried process has ended before the freeze, and a process that adopts is the parent of its own children."""
     null = subprocess.DEVNULL
     words, options = ("/usr/bin/python3", "-c", ORPHANS), {"cwd": tmp_path, "start_new_session": True}
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, **options)  # type: ignore[call-overload]
@@ -185,7 +185,7 @@ def _quoted(words: str) -> str:
 
 
 def test_unrestricted_affinity_stays_unrestricted(crckpt: Crckpt) -> None:
-    """Whatever that of crckpt is, which CRIU's tasks inherit."""
+    """CRIU's tasks inherit the affinity of crckpt, which must not matter."""
     with stopped(crckpt, program("attributes", "ioprio")) as tree:
         before = tree.counters()
         mine = os.sched_getaffinity(0)
@@ -215,7 +215,7 @@ def _session_after(crckpt: Crckpt, tree: Tree) -> str:
 
 
 def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt) -> None:
-    """It could read our keys with it."""
+    """With that keyring the program could read our keys."""
     ordinary = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     case = program("attributes", "session_keyring")
     with stopped(crckpt, Case(case.name, (*ordinary, *case.argv), user=NOBODY)) as tree:
@@ -225,7 +225,7 @@ def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt
 
 
 def test_program_of_our_user_joins_our_session_keyring(crckpt: Crckpt) -> None:
-    """As whatever is started there."""
+    """The program behaves like any program started in our session."""
     with stopped(crckpt, program("attributes", "session_keyring")) as tree:
         assert "crckpt-restores" in _session_after(crckpt, tree)
 
@@ -280,7 +280,7 @@ def test_tree_returns_to_its_limiting_cgroup(crckpt: Crckpt) -> None:
 
 
 def test_restored_memory_is_charged_to_the_cgroup(crckpt: Crckpt) -> None:
-    """Whatever CRIU fills before the tree runs: the kernel does not count it again when a process changes its group."""
+    """Memory filled before the process enters its group would not be charged to it: the kernel moves no charges."""
     limit = {"memory__limit_in_bytes": str(1 << 30)}
     with _group("memory", **limit) as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
@@ -306,7 +306,7 @@ def test_restored_sockets_belong_to_the_cgroup(crckpt: Crckpt) -> None:
 
 
 def test_tree_returns_to_the_cgroup_that_the_packet_filter_matches(crckpt: Crckpt) -> None:
-    """Without limits, and without rules of the group itself. Once it is gone, nothing can judge the packets so."""
+    """The group has neither limits nor rules of its own. If it is gone, the packet filter cannot match it."""
     with _group("unified") as group, _filtered(group), _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         crckpt.run("restore", JOB, "--detach")
@@ -333,7 +333,7 @@ def _filtered(group: Path) -> Iterator[None]:
 
 
 def test_frozen_cgroup_is_reported(crckpt: Crckpt) -> None:
-    """In it CRIU would wait for ever."""
+    """CRIU would wait forever in a frozen group."""
     with _group("unified") as group:
         rule_packets(group)
         with _stopped_in(crckpt, group) as tree:

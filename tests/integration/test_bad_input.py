@@ -1,4 +1,4 @@
-"""What cannot be done is refused in one sentence that names it, with a hint and its own exit code, as text and JSON."""
+"""Invalid input is refused in one sentence with a hint and an exit code of its own, as text and as JSON."""
 
 import json
 import os
@@ -25,7 +25,7 @@ NO_PID: Final = 2**22 - 1
 
 
 def test_unknown_pid_is_refused(crckpt: Crckpt) -> None:
-    """Also a number that no process can have, and what is no number."""
+    """This includes numbers above the limit and words that are not numbers."""
     _refused(crckpt, ENDED, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
     _refused(crckpt, ENDED, "pre-dump", str(NO_PID), names=(f"no process {NO_PID}",))
     _refused(crckpt, ENDED, "doctor", str(NO_PID), names=(f"no process {NO_PID}",), both=False)
@@ -41,7 +41,7 @@ def test_negative_pid_is_not_an_option(crckpt: Crckpt) -> None:
 
 
 def test_program_cannot_choose_its_job(crckpt: Crckpt) -> None:
-    """It calls itself as it likes; the job's next restore would be of it."""
+    """A program can choose its own name; the next restore of that job would restore it."""
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     with _sleeping() as ours, _sleeping(*as_nobody) as theirs:
         for _ in range(2):
@@ -82,7 +82,7 @@ def test_processes_that_cannot_be_frozen_are_refused(crckpt: Crckpt) -> None:
 
 
 def test_zombie_is_refused(crckpt: Crckpt) -> None:
-    """It names the parent, who alone can do something."""
+    """The message names the parent, which alone can reap it."""
     ended = subprocess.Popen(["true"])
     try:
         wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 60, "it to end")
@@ -93,7 +93,7 @@ def test_zombie_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_traced_process_is_refused(crckpt: Crckpt) -> None:
-    """Only one can trace: the tracer is named, and the tree runs on under it."""
+    """Only one process can trace another: the tracer is named, and the tree keeps running under it."""
     with started(COUNTER) as tree, _traced(tree.pid) as tracer:
         names = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
         failure = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=names)
@@ -150,7 +150,7 @@ def test_note_must_be_one_line_of_text(crckpt: Crckpt, tmp_path: Path, note: str
 
 
 def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
-    """They would be paths, options or refs."""
+    """Such names would be paths, options or refs."""
     with started(COUNTER) as tree:
         for name in ("../up", ".hidden", "", "x" * 101, "a~1"):
             words: tuple[str, ...] = ("dump", str(tree.pid), "--tag", name)
@@ -176,7 +176,7 @@ def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
     ids=lambda value: " ".join(value) if "dump" in value else None,
 )
 def test_invalid_command_lines_are_usage_errors(crckpt: Crckpt, words: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """In the same form as every other failure."""
+    """They are reported like every other failure."""
     _refused(crckpt, USAGE, *words, names=names)
 
 
@@ -206,7 +206,7 @@ def test_unreadable_configuration_is_refused(crckpt: Crckpt, tmp_path: Path) -> 
 
 
 def test_directory_that_is_not_a_store_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Neither read as one nor made one."""
+    """The directory is neither read as a store nor made one."""
     other, file = tmp_path / "other", tmp_path / "file"
     other.mkdir()
     (other / "letter").write_text("mine")
@@ -257,7 +257,7 @@ def test_store_of_a_newer_format_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
-    """For every command that takes one."""
+    """This holds for every command that takes a ref."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
     for command in ("show", "restore", "verify", "rm"):
@@ -328,7 +328,7 @@ def test_broken_criu_option_is_skipped(crckpt: Crckpt) -> None:
 
 
 def test_dry_run_checks_the_store_and_everything_else(crckpt: Crckpt, tmp_path: Path) -> None:
-    """What it approves works: --no-preflight is of the real one."""
+    """What a dry run accepts also works. --no-preflight applies only to real runs."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").touch()
     with started(COUNTER) as tree:

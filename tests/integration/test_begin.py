@@ -1,4 +1,4 @@
-"""CRIU is started before the tree is looked at: until it is told to go on, nothing is done to the tree."""
+"""CRIU starts before crckpt examines the tree, and changes nothing in it before it is told to continue."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_killed_crckpt_ends_the_waiting_criu(crckpt: Crckpt, counter: Tree, word
 
 
 def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
-    """It has a connection, and nobody said what is to become of it."""
+    """The tree has a connection, and no option says what to do with it."""
     dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
     assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
     out, error = dump.communicate()
@@ -82,7 +82,7 @@ def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
 
 
 def test_criu_is_restarted_when_an_option_is_missing(crckpt: Crckpt, locking: Tree) -> None:
-    """Another CRIU is started with the option; the first one leaves nothing, and the tree is frozen once."""
+    """A second CRIU starts with the option; the first leaves nothing, and the tree is frozen once."""
     output = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
     assert "--file-locks" in output
     crckpt.run("dump", str(locking.pid), "job", "--stop")

@@ -1,4 +1,4 @@
-"""What stands against a dump: `doctor` names it beforehand, and a dump by force is explained with the same words."""
+"""Blockers of a dump: `doctor` reports them, and a forced dump is explained with the same words."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: st
     }.items(),
 )
 def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, kind: str, key: str) -> None:
-    """At a limit CRIU's code may end the process, and CRIU's log says only that something failed.
+    """At a limit CRIU's code may end the process, and its log says only that something failed.
 
     CRIU saves a part of a segment, and its restore fails.
     """

@@ -82,7 +82,7 @@ def family() -> Iterator[Tree]:
 
 
 def test_json_documents_have_the_documented_keys(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
-    """One document per command, with a schema; renaming a key breaks somebody's script."""
+    """Each command has one document with a schema: renaming a key breaks scripts."""
     images = str(tmp_path / "images")
     pid = str(family.pid)
     calls = {
@@ -117,7 +117,7 @@ def test_json_documents_have_the_documented_keys(crckpt: Crckpt, family: Tree, t
 
 
 def test_show_names_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> None:
-    """What a person looks for is there, in text and in JSON."""
+    """The text and the JSON document contain them."""
     crckpt.run("dump", str(family.pid), "job")
     shown = crckpt.run("show", "job").out
     document = crckpt.run("show", "job", "--json").document["result"]
@@ -156,7 +156,7 @@ def test_rm_keeps_other_checkpoints_and_gc_frees_space(crckpt: Crckpt, family: T
 
 
 def test_dry_run_changes_nothing(crckpt: Crckpt, family: Tree) -> None:
-    """No store is made, and the tree is not stopped."""
+    """No store is created, and the tree is not stopped."""
     output = crckpt.run("dump", str(family.pid), "job", "--dry-run").out
     assert "--leave-running" in output
     assert not crckpt.store.exists()
@@ -177,7 +177,7 @@ def test_flipped_bit_is_found_and_reported(crckpt: Crckpt, family: Tree) -> None
 
 
 def test_exported_images_restore_without_crckpt(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
-    """Bare `criu restore -D` takes them: nobody is locked in."""
+    """Plain `criu restore -D` accepts the images."""
     before, facts = family.counters(), family.facts()
     crckpt.run("dump", str(family.pid), "job", "--stop")
     family.wait_gone()
@@ -213,7 +213,7 @@ def test_tags_can_be_moved_and_removed(crckpt: Crckpt, family: Tree) -> None:
 
 
 def test_store_is_private(crckpt: Crckpt, family: Tree) -> None:
-    """A checkpoint is a process's memory: nobody else may read it, whatever the umask."""
+    """A checkpoint contains the memory of a process: no other user may read it, whatever the umask."""
     before = os.umask(0)
     try:
         crckpt.run("dump", str(family.pid), "job", "--tag", "here")
@@ -224,7 +224,7 @@ def test_store_is_private(crckpt: Crckpt, family: Tree) -> None:
 
 
 def test_command_lines_stay_out_of_the_manifest(crckpt: Crckpt, tmp_path: Path) -> None:
-    """They may hold secrets; they lie in the pack, compressed, under the store's own mode."""
+    """Command lines may contain secrets. They are in the pack, compressed, with the store's mode."""
     target = subprocess.Popen(
         ["/usr/bin/sleep", "1000.00000042"],
         stdin=subprocess.DEVNULL,

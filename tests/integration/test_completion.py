@@ -147,7 +147,7 @@ def two_sleeping() -> Iterator[int]:
 
 
 def test_file_names_are_not_executed(typist: Typist, tmp_path: Path) -> None:
-    """Anybody can give a file any name, and what a shell inserts it runs."""
+    """Any user can choose any file name, and a shell runs what completion inserts."""
     names = tmp_path / "home/names"
     names.mkdir()
     for name in ("x$(touch ran)1", "x$(touch ran)2", "y`touch ran`;touch ran", "z*"):

@@ -101,7 +101,7 @@ def gdb(executable: Path, core: Path, *commands: str) -> str:
 
 
 def test_gdb_finds_threads_and_values(waited: Waited, tmp_path: Path) -> None:
-    """Both stacks, and what lies in data, zeros, the heap, behind a guard page and with each thread."""
+    """gdb shows both stacks, data, zeros, the heap, memory behind a guard page, and thread-local memory."""
     core = tmp_path / "core"
     waited.crckpt.run("core", "job", "--output", str(core))
     prints = ("in_data", "in_zeros.number", "*on_heap", "*behind_guard@16")
@@ -124,7 +124,7 @@ def test_gdb_finds_threads_and_values(waited: Waited, tmp_path: Path) -> None:
 
 
 def test_gdb_finds_vector_registers(crckpt: Crckpt, tmp_path: Path) -> None:
-    """As wide as this CPU has them; and the error number, which lies with the thread."""
+    """The registers are as wide as this CPU has them. The errno of each thread is right, too."""
     if not (avx := re.findall(r"\bavx(?:512f)?\b", Path("/proc/cpuinfo").read_text())):
         pytest.skip("this CPU has no AVX")
     executable = built("vectors", tmp_path)
@@ -141,7 +141,7 @@ def test_gdb_finds_vector_registers(crckpt: Crckpt, tmp_path: Path) -> None:
 
 
 def test_gdb_finds_the_calls_of_a_python_program(crckpt: Crckpt, tmp_path: Path) -> None:
-    """By Python's own extension, which needs a Python with its symbols."""
+    """Python's gdb extension needs a Python with symbols."""
     python = next(DEBUG.glob("bin/python3.*-dbg"), None)
     if python is None:
         pytest.skip(f"no Python with its symbols in {DEBUG}: scripts/test puts it there")
@@ -186,7 +186,7 @@ def test_core_output_names_the_file_and_gdb_command(waited: Waited, tmp_path: Pa
 
 
 def test_existing_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
-    """Unless `--force` says so; nothing else is left beside it."""
+    """`--force` replaces it. No other file is left next to it."""
     core = tmp_path / ("core" + "\U0001f600" * 62)  # of the 255 bytes that a name may have, it has 252
     core.write_text("mine")
     assert "--force" in waited.crckpt.run("core", "job", "-o", str(core), status=2).err

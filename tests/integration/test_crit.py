@@ -1,4 +1,4 @@
-"""What crckpt reads of a real checkpoint's images is what CRIU's own tool `crit` reads of them."""
+"""crckpt reads from the images of a real checkpoint the same as CRIU's own tool `crit`."""
 
 from __future__ import annotations
 

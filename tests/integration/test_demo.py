@@ -13,7 +13,7 @@ ROOT = PROJECT
 
 
 def test_demo_continues_a_program_from_its_checkpoint() -> None:
-    """Its counter goes back to the checkpoint's and on from there; memory and PID are the same; nothing is left."""
+    """The counter restarts from the checkpoint; memory and PID are the same; nothing is left behind."""
     before = set(Path("/tmp").glob("crckpt-demo.*"))
     done = subprocess.run(
         [str(ROOT / "scripts/demo")], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False

@@ -66,7 +66,7 @@ def test_json_output_has_the_documented_keys(opened: Crckpt) -> None:
 
 
 def test_missing_store_is_no_problem(crckpt: Crckpt) -> None:
-    """The first dump makes it: there is nothing to mend, and nothing is made."""
+    """The first dump creates the store, so there is nothing to fix. doctor creates nothing."""
     store = facts(crckpt.run("doctor", "--json").document)["store"]
     assert (store["state"], store["fix"], store["safe"]) == ("ok", "", False)
     assert not crckpt.store.exists()

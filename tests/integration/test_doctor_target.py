@@ -28,7 +28,7 @@ def test_healthy_tree_has_no_blockers(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_healthy_trees_raise_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
-    """But for what the user must choose: what becomes of TCP connections."""
+    """The only exception is the choice that the user must make about TCP connections."""
     with started(case) as tree:
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
         found = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
@@ -73,7 +73,7 @@ def test_missing_capability_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_tree_is_described(crckpt: Crckpt) -> None:
-    """So that one who gave the PID of another program sees it."""
+    """The description shows the user if the PID was wrong."""
     with started(BY_NAME["family"]) as tree:
         processes = crckpt.run("doctor", str(tree.pid), "--json").document["result"]["processes"]
         assert {process["pid"] for process in processes} == set(tree.pids())

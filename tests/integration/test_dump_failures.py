@@ -1,4 +1,4 @@
-"""Whatever ends a dump too early, the tree runs on with its connections, and the store has no half of a checkpoint."""
+"""After any early end of a dump, the tree runs with its connections, and the store has no partial checkpoint."""
 
 import ctypes
 import os
@@ -115,7 +115,7 @@ def test_interrupted_dump_reports_that_the_tree_runs_on(
 
 
 def test_interruption_does_not_wait_for_a_blocked_criu(crckpt: Crckpt) -> None:
-    """As by memory of the tree that does not come. CRIU is ended, and the tree runs on."""
+    """CRIU may wait for memory of the tree that is not served. CRIU is ended, and the tree keeps running."""
     trace = ctypes.CDLL(None, use_errno=True).ptrace
     with started(COUNTER) as tree:
         dump = _dump(crckpt, tree, ())
@@ -156,7 +156,7 @@ def _wait_for_end(pid: int) -> None:
 
 
 def test_interruption_at_startup_prints_one_line(crckpt: Crckpt) -> None:
-    """From the moment on at which crckpt has a say, with its imports still to come: a sentence, never a traceback."""
+    """crckpt never prints a traceback, even while it is still importing modules."""
     with started(COUNTER) as tree:
         for delay in (0.0, *DELAYS_S):
             dump = _dump(crckpt, tree, ())
@@ -201,7 +201,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
-    """Of that one not all is known any more: no checkpoint without it, and the others run on."""
+    """The state of that process is incomplete: no checkpoint is made, and the others keep running."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="hold.read")
         wait_for(partial(_is_stopped, dump.pid), ENDS_WITHIN_S, "crckpt to be in the hold")
@@ -218,7 +218,7 @@ def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
 
 
 def test_criu_killed_in_the_hold_is_told_from_one_that_ended_the_tree(crckpt: Crckpt) -> None:
-    """The checkpoint is there then, but nobody has ended the tree; what it says is what is."""
+    """The checkpoint exists, but the tree was not ended. The message says so."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="pack.rename")
         wait_for(partial(_is_stopped, dump.pid), ENDS_WITHIN_S, "crckpt to store")
@@ -304,7 +304,7 @@ def test_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
 
 
 def test_second_concurrent_dump_freezes_nothing(crckpt: Crckpt) -> None:
-    """Only one can hold the tree: the other waits its turn or is refused, by what it says too."""
+    """Only one dump can hold the tree: the other waits or is refused with a message that says so."""
     with started(DIALOGUE) as tree:
         for _ in range(examples(4)):
             both = [_dump(crckpt, tree, ()) for _ in range(2)]

@@ -102,7 +102,7 @@ def test_epoll_inherited_by_a_child_with_a_lower_pid_is_restored(crckpt: Crckpt)
 
 
 def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -> None:
-    """No epoll takes /dev/null."""
+    """An epoll does not accept /dev/null."""
     with watched_output(crckpt) as program:
         crckpt.run("restore", JOB, "--detach")
         assert program.ask("answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
@@ -116,7 +116,7 @@ def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -
 
 
 def test_epoll_on_a_pipe_to_the_outside_with_output_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
-    """To its last byte."""
+    """The file gets every byte."""
     report = tmp_path / "report"
     with watched_output(crckpt) as program, report.open("wb") as output, (tmp_path / "err").open("wb") as err:
         null = subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""A restored program has what it had open, and nothing that somebody has put in the place of it."""
+"""A restored program has the files that it had open, and no file that another user has put in their place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_root_owned_file_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt
 
 
 def test_directory_that_the_program_may_not_enter_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
-    """Who is in a directory needs no right to the ones above it."""
+    """A process in a directory needs no permission on the directories above it."""
     case = Case("log", (*AS_NOBODY, "env", "--chdir={workdir}/inner", *LOGS), user=NOBODY)
     with stopped(crckpt, _with_directory(case, "inner")) as tree:
         (secret.parent / "open").mkdir(mode=0o755)
@@ -111,7 +111,7 @@ def test_replacement_of_a_file_that_root_had_lent_is_not_handed_over(
 
 
 def test_root_program_gets_no_file_from_a_user_owned_directory(crckpt: Crckpt, secret: Path) -> None:
-    """Its log lies with a user, as web servers' do."""
+    """The log of a web server, for example, may be in a directory of a user."""
     before = secret.read_bytes()
     case = Case("log", LOGS, user=NOBODY)
     with stopped(crckpt, case) as tree:
@@ -141,7 +141,7 @@ ANOTHER: Final = NOBODY - 1
 def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
     crckpt: Crckpt, secret: Path, use: str, owner: int
 ) -> None:
-    """As in /tmp once a file there was removed: that user would decide what root's program reads, or executes."""
+    """In /tmp, another user could choose what root's program reads or executes after a file was removed."""
     public = secret.parent / "public"
     public.mkdir()
     public.chmod(0o1777)

@@ -1,4 +1,4 @@
-"""`crckpt explain` against reality: CRIU is made to fail in each way of the tables, and the cause told is that one."""
+"""`crckpt explain` on real failures: CRIU fails in each way of the tables, and explain finds that cause."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_failed_dump_is_explained(workshop: Workshop, tmp_path: Path, row: Dump)
 
 @pytest.mark.parametrize("row", RESTORES, ids=[row.name for row in RESTORES])
 def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
-    """Nothing of the tree is left."""
+    """No process of the tree is left."""
     with ExitStack() as stack:
         world = workshop.checkpoint(row).world(tmp_path)
         changed = row.change(world)
@@ -66,7 +66,7 @@ def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Re
 
 
 def test_enough_causes_are_provoked() -> None:
-    """Of those that CRIU's log tells; tests/data/logs has a line for each of the others."""
+    """Only causes from CRIU's log count. tests/data/logs has a line for each of the others."""
     provoked = {row.cause for row in (*DUMPS, *RESTORES)}
     assert len(provoked) >= 60
     assert all(CAUSE_BY_KEY[key].pattern for key in provoked)

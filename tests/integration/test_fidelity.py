@@ -1,4 +1,4 @@
-"""All that the kernel tells a restored program about itself is what it was, or docs/limits.md says that it is not."""
+"""What the kernel tells a restored program about itself is unchanged, or docs/limits.md lists the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that give a program rights which it did not have: others of its user can write where it tells CRIU its own."""
+"""Forged images that give a program more rights: a process may write to the data that it sends to CRIU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ main()
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_forged_descriptor_sends_no_signals_as_another_user(crckpt: Crckpt) -> None:
-    """CRIU sets who gets them, and by whose rights, as each process reports it. A program's own comes back."""
+    """CRIU sets the owner and the rights that each process reports. The program's own owner is restored."""
     words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", OWNS, "{workdir}")
     with started(Case("owner", words)) as tree:
         first = tree.counters()
@@ -100,7 +100,7 @@ REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTH
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_removed_file_is_not_replaced_by_its_namesake(crckpt: Crckpt) -> None:
-    """A user's process can have that open by O_PATH, whoever may read it, and send it in the place of its own."""
+    """A user's process can open that file by O_PATH without read permission, and send it instead of its own."""
     with started(REMOVED) as tree:
         output = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
         assert f"descriptor 50 is {tree.workdir}/mine, but it is {tree.workdir}/mine (deleted): another" in output
@@ -123,7 +123,7 @@ def test_thread_image_of_another_process_is_refused(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("name", ["nobody", "threads", "family"])
 def test_credentials_in_images_match_the_kernel(crckpt: Crckpt, tmp_path: Path, name: str) -> None:
-    """Of each thread."""
+    """This is checked for each thread."""
     with started(BY_NAME[name]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         now = read_task_states(tree.pid).rights
@@ -158,7 +158,7 @@ while True:
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_log_of_criu_is_not_open_in_other_processes(crckpt: Crckpt) -> None:
-    """CRIU's code in a process writes to it: who has it could fill root's disk. It has the end of a pipe instead."""
+    """CRIU's code in a process writes to a pipe, because a process with the log open could fill root's disk."""
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
     with started(BY_NAME["nobody"]) as tree:
         words = (PYTHON, "-c", THIEF, str(tree.pid))

@@ -1,4 +1,4 @@
-"""A dump of what was tracked before says why it is full, in one line and in the JSON."""
+"""A full dump of a formerly tracked tree gives the reason, in one line and in the JSON."""
 
 from __future__ import annotations
 

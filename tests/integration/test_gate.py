@@ -130,7 +130,7 @@ def test_crckpt_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path
 
 @pytest.mark.parametrize("way", WAYS)
 def test_crckpt_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
-    """As by SIGSTOP or a frozen control group: the tree does not stand still for that."""
+    """crckpt may be stopped by SIGSTOP or a frozen control group: the tree does not wait for it."""
     with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="2") as (process, criu):
         wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
@@ -174,9 +174,9 @@ def test_terminal_stop_waits_until_the_tree_runs(crckpt: Crckpt, target: Target,
 @pytest.mark.parametrize("after", WAYS)
 @pytest.mark.parametrize("way", WAYS)
 def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str) -> None:
-    """What was to be dumped is; nobody knows what came up meanwhile, and the next dump is full.
+    """The dump succeeds. Devices that appeared meanwhile are unknown, so the next dump is full.
 
-    It may be late with rounds in its hands that the dump needs.
+    The tracker may be late with rounds that the dump needs.
     """
     with waiting(crckpt, target, tmp_path, way, after) as (process, criu):
         kept = keeper(crckpt, target)["pid"]
@@ -198,7 +198,7 @@ def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: P
 
 @pytest.mark.parametrize("way", WAYS)
 def test_criu_that_does_not_wait_gives_no_base(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
-    """It took the library when it was asked, and takes it no more."""
+    """CRIU loaded the library when it was tested, and does not load it any more."""
     passes = tmp_path / "passes"
     criu = wrapper(tmp_path, f"[ ! -e {passes} ] || unset CRCKPT_HOLD")
     ran(crckpt, "dump", target, criu)

@@ -1,4 +1,4 @@
-"""With --stop the tree is held until its checkpoint is safe: what fails before that point only costs time."""
+"""With --stop the tree is held until its checkpoint is committed: an earlier failure only costs time."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int) -> None:
 
 
 def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> None:
-    """Not even the transaction can be begun."""
+    """Not even the transaction can be created."""
     with store_on_disk(tmp_path / "store", "1m") as crckpt, started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--stop", "--staging", str(tmp_path))
         crckpt.run(*words, status=10)
@@ -82,7 +82,7 @@ def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> Non
 
 
 def test_store_on_a_noexec_mount_can_hold(tmp_path: Path) -> None:
-    """What CRIU runs in a hold does not lie in the store."""
+    """The program that CRIU runs in a hold is not in the store."""
     with store_on_disk(tmp_path / "store", "40m", "noexec") as crckpt, started(COUNTER) as tree:
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), "job", "--stop")
@@ -138,7 +138,7 @@ def test_crckpt_stopped_in_a_hold_keeps_no_tree_frozen(
 
 @pytest.mark.parametrize("which", ["criu", "script"])
 def test_stopped_criu_is_continued(crckpt: Crckpt, which: str) -> None:
-    """Where it runs as the user of the tree, that user may stop it, or the script by which it waits."""
+    """A CRIU that runs as the user of the tree can be stopped by that user, and so can its script."""
     with started(COUNTER) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", CRCKPT_STOP_AT="hold.commit")
         wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 60, "crckpt to be in the hold")
@@ -179,7 +179,7 @@ def _has_ended_criu(pid: int) -> bool:
 
 
 def test_tree_stays_frozen_until_its_checkpoint_is_committed(crckpt: Crckpt) -> None:
-    """As long as crckpt is at it, nothing of the tree runs; its connection survives that and the way back."""
+    """No process of the tree runs before the commit. Its connection survives the dump and the restore."""
     with started(DIALOGUE) as tree:
         before = tree.counters()
         words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
@@ -234,7 +234,7 @@ def test_commit_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when
 
 
 def test_exception_in_the_hold_is_raised_after_criu_resumed_the_tree(tmp_path: Path) -> None:
-    """Whatever fails while the tree is held: CRIU undoes first, then the failure is told."""
+    """CRIU undoes its work first, then the failure is raised."""
     paths = _work(tmp_path)
     held_states = []
     with started(COUNTER) as tree:

@@ -1,4 +1,4 @@
-"""What a restore makes for a program of a user belongs to that user: the kernel remembers who has made a thing."""
+"""Objects that a restore creates for a program of a user belong to that user: the kernel records the creator."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def add_address(tree: Tree) -> int:
 
 
 def test_netlink_socket_is_judged_by_the_programs_user(crckpt: Crckpt) -> None:
-    """The kernel asks for the rights of both. The maker is the program's user, who may change no network."""
+    """The kernel checks the rights of the sender and of the creator, which is the program's user."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", NETLINK, "{workdir}")
     with started(Case("netlink", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         assert add_address(tree) == errno.EPERM

@@ -1,4 +1,4 @@
-"""What commands import while they work: python-ptrace and psutil only where they are used."""
+"""Modules that commands import while they work: python-ptrace and psutil only where they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dump --incremental`: each checkpoint is complete, and says what was incremental, or why nothing was."""
+"""`dump --incremental`: each checkpoint is complete, and reports what was incremental, or why nothing was."""
 
 from __future__ import annotations
 
@@ -117,9 +117,7 @@ def advised(pid: int) -> dict[str, set[str]]:
 
 
 def test_pages_without_a_soft_dirty_bit_are_restored(crckpt: Crckpt, tmp_path: Path) -> None:
-    """What was given back and then only read, in a huge page; was moved, page table and all; was written and merged; or
-    was written in a map that has joined others.
-    """
+    """The pages were discarded and read in a huge page, moved, merged, or written in a mapping merged with others."""
     null = subprocess.DEVNULL
     words = [sys.executable, str(PROGRAMS / "loses_bits.py"), str(tmp_path)]
 
@@ -148,7 +146,7 @@ def test_pages_without_a_soft_dirty_bit_are_restored(crckpt: Crckpt, tmp_path: P
 
 
 def test_tree_with_undecodable_names_is_tracked_and_restored(crckpt: Crckpt) -> None:
-    """The kernel cuts names short, amid a character, and escapes no more than line feeds."""
+    """The kernel cuts names in the middle of a character, and escapes only line feeds."""
     with started(program("odd_names")) as tree:
         facts, pid = tree.facts(), str(tree.pid)
         crckpt.run("doctor", pid)
@@ -323,7 +321,7 @@ def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> Non
 
 
 def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> None:
-    """It, not CRIU, which undoes what it did to the tree, but not to the bits."""
+    """crckpt is killed, not CRIU: CRIU resumes the tree, but cannot restore the soft-dirty bits."""
     dump_incrementally(crckpt, target)
     target.write()
     process = crckpt.start("dump", str(target.pid), "job", "--json")
@@ -344,7 +342,7 @@ def test_other_criu_does_not_use_the_tracker(crckpt: Crckpt, target: Target, tmp
 
 
 def test_upgrade_starts_a_new_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    """The one that runs would have CRIU take a library, and be told what it was told, as they were."""
+    """The running tracker describes the library and the protocol of the old version."""
     criu = wrapper(tmp_path, "")
     words = ("--criu", str(criu))
     dump_incrementally(crckpt, target, *words)
@@ -362,7 +360,7 @@ def test_upgrade_starts_a_new_tracker(crckpt: Crckpt, target: Target, tmp_path: 
 
 
 def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
-    """As services and logins are allowed few, of which the tracker needs one for each process."""
+    """Services and logins have low limits, and the tracker needs one descriptor for each process."""
     words = ("dump", "--incremental", "--json")
     limited = ["prlimit", "--nofile=40:", str(PROGRAM)]
     line = "for one in $(seq 60); do sleep 1000 & done; wait"
@@ -393,7 +391,7 @@ def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
 
 
 def test_base_found_damaged_by_verify_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
-    """It is found before CRIU runs: there the pages are that the dump would leave to the base."""
+    """The damage is found before CRIU runs, because the dump would leave pages to the base."""
     for _ in range(2):
         base = dump_incrementally(crckpt, target)["checkpoint"]["id"]
         target.write()
@@ -423,7 +421,7 @@ def test_device_that_writes_untracked_makes_dumps_full(crckpt: Crckpt, target: T
 
 
 def test_tree_that_cannot_be_tracked_is_dumped_in_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    """Another keeper has it; a dump of a process within the tree finds that out."""
+    """Another tracker has the tree; a dump of a process inside the tree detects that."""
     target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
     dump_incrementally(crckpt, target)
@@ -477,7 +475,7 @@ def test_dump_that_cannot_begin_does_not_count_as_running() -> None:
 
 
 def test_tracker_started_by_this_crckpt_is_recognized(target: Target) -> None:
-    """It is the one that is let go when crckpt was exchanged meanwhile, not whoever started it."""
+    """After an upgrade, this crckpt releases the tracker that it started, and no other."""
     root = proc.read_process(target.pid)
     assert root is not None
     session = start_session(root, find(None, None).path, "")

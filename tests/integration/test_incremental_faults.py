@@ -124,7 +124,7 @@ def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST) -> str:
 
 @pytest.mark.parametrize("target", ["seccomp"], indirect=True)
 def test_seccomp_filter_that_kills_on_injection(crckpt: Crckpt, target: Target) -> None:
-    """For the one call that is injected."""
+    """The filter kills the process at the injected call."""
     checksum = is_incremental(crckpt, target)
     assert target.look() == checksum, "it lives"
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
@@ -133,7 +133,7 @@ def test_seccomp_filter_that_kills_on_injection(crckpt: Crckpt, target: Target) 
 
 @pytest.mark.parametrize("target", ["userfaultfd"], indirect=True)
 def test_process_with_its_own_userfaultfd(crckpt: Crckpt, target: Target) -> None:
-    """No CRIU saves one."""
+    """No CRIU saves a userfaultfd."""
     checksum = target.look()
     why = "fd 3 is a device or special file that CRIU cannot save: anon anon_inode:[userfaultfd]"
     assert refused(crckpt, target.pid, 24) == why
@@ -199,9 +199,10 @@ def test_process_in_a_frozen_cgroup(crckpt: Crckpt, target: Target, version: int
 
 
 def test_process_with_a_full_descriptor_table(crckpt: Crckpt, target: Target) -> None:
-    """Nor can CRIU do without one. Found by the injection alone: test_userfaultfd.py.
+    """CRIU needs a free descriptor, too.
 
-    Only for write protection the process is entered: with soft-dirty bits it is tracked, and the dump fails then.
+    Only the injection reports this (test_userfaultfd.py): write protection enters the process; with soft-dirty bits the
+    process is tracked, and the dump fails.
     """
     limits = resource.prlimit(target.pid, resource.RLIMIT_NOFILE)
     checksum = target.write()
@@ -332,7 +333,7 @@ def test_process_in_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> Non
 
 
 def test_write_of_an_outside_process_during_the_dump_is_in_the_next(crckpt: Crckpt, target: Target) -> None:
-    """It does not stand still with the tree: between CRIU's look at a page and the reset of its bit it goes on."""
+    """An outside process is not frozen: it may write between CRIU's read of a page and the reset of its bit."""
     if not dump_incrementally(crckpt, target)["tracked"]["why"].startswith("tracker: uffd-wp"):
         pytest.skip("with soft-dirty bits that is missed")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Looking inside checkpoints of a real process: `show` by sections and `diff`, held against what the process says."""
+"""Show and compare checkpoints of a real process: the output matches the process's own report."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_files_section_lists_open_files(looked: Looked) -> None:
 
 
 def test_sockets_section_lists_sockets(looked: Looked) -> None:
-    """Family, type, state, addresses, and who has them."""
+    """The section lists family, type, state, addresses and holders."""
     unix, tcp = sorted(looked.show("--sockets")["sockets"], key=lambda found: found["family"], reverse=True)
     fds = looked.before["fds"]
     assert unix == {
@@ -124,7 +124,7 @@ def test_sockets_section_lists_sockets(looked: Looked) -> None:
 
 
 def test_maps_section_lists_mappings(looked: Looked) -> None:
-    """Addresses, permissions, what was written, and what was in memory, which nobody knows of a file's map."""
+    """It lists addresses, permissions, written and resident pages; for file mappings the last are unknown."""
     maps = {found["start"]: found for found in looked.show("--maps")["maps"]}
     pages, shared = (maps[looked.before[name]] for name in ("pages", "shared"))
     assert (pages["path"], pages["permissions"]) == (str(looked.workdir / "pages"), "rw-p")
@@ -141,7 +141,7 @@ def test_maps_section_lists_mappings(looked: Looked) -> None:
 
 
 def test_maps_section_agrees_with_the_kernel(tmp_path: Path) -> None:
-    """What /proc says of each map of a program that waits: CRIU's visit wrote to it before its memory was saved."""
+    """Each mapping matches /proc. The program waits, and CRIU's code has written to its memory before the dump."""
     crckpt = Crckpt(tmp_path / "store")
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
@@ -179,7 +179,7 @@ def _live_maps(pid: int) -> dict[int, dict[str, int]]:
 
 
 def test_environment_is_shown_only_on_request(looked: Looked) -> None:
-    """And at no other time."""
+    """The environment is never shown without the option."""
     (process,) = looked.show("--env")["env"]
     assert process["pid"] == looked.pid
     assert VARIABLE in process["variables"]
@@ -213,7 +213,7 @@ def test_sections_can_be_shown_alone_or_together(looked: Looked) -> None:
 
 
 def test_diff_of_processes_threads_and_descriptors(looked: Looked) -> None:
-    """What came and what went, by name."""
+    """Added and removed objects are listed by name."""
     result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
     assert set(result) == {"first", "second", "come", "gone", "changed", "pages"}
     assert [process["pid"] for process in result["come"]] == [looked.after["child"]]
@@ -255,7 +255,7 @@ def test_diff_of_memory(looked: Looked) -> None:
 
 
 def test_diff_reversed_and_with_itself(looked: Looked) -> None:
-    """What came has gone; a checkpoint does not differ from itself."""
+    """Added becomes removed, and a checkpoint does not differ from itself."""
     there, back = (
         looked.crckpt.run("diff", *refs, "--json").document["result"] for refs in (("job~1", "job"), ("job", "job~1"))
     )
@@ -266,7 +266,7 @@ def test_diff_reversed_and_with_itself(looked: Looked) -> None:
 
 
 def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
-    """One has gone, another has come: nothing of the two is compared."""
+    """One process was removed and one was added: their memory is not compared."""
     crckpt = Crckpt(tmp_path / "store")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -292,7 +292,7 @@ def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
 
 
 def test_diff_of_a_tree_restored_in_between(tmp_path: Path) -> None:
-    """Its processes are the same still."""
+    """The processes count as the same."""
     crckpt = Crckpt(tmp_path / "store")
     with started(next(case for case in CASES if case.name == "family")) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--stop")
@@ -305,7 +305,7 @@ def test_diff_of_a_tree_restored_in_between(tmp_path: Path) -> None:
 
 
 def test_damaged_checkpoint_is_refused(looked: Looked, tmp_path: Path) -> None:
-    """Nothing is said of a checkpoint that is not what was stored."""
+    """Nothing is printed about a damaged checkpoint."""
     store = tmp_path / "store"
     shutil.copytree(looked.crckpt.store, store)
     for pack in store.glob("packs/*/*.pack"):

@@ -99,7 +99,7 @@ def test_invalid_arguments_print_the_usage(folder: Path) -> None:
 
 
 def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: Path) -> None:
-    """It may be /tmp, where anybody can put a module."""
+    """The current directory may be /tmp, where any user can create a module."""
     here = folder / "here"
     here.mkdir()
     (here / "venv.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
@@ -112,7 +112,7 @@ def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: P
 
 
 def test_root_refuses_a_prefix_where_others_can_replace_files(folder: Path) -> None:
-    """They could also have put a program there that the installation runs."""
+    """Other users could also replace a program that the installation runs."""
     theirs = folder / "theirs"
     program = theirs / "lib/crckpt/venv/bin/crckpt"
     program.parent.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_root_refuses_a_prefix_where_others_can_replace_files(folder: Path) -> N
 
 
 def test_other_users_cannot_block_an_installation(prefix: Path, folder: Path) -> None:
-    """Who can open a file can lock it, and a lock of an older version was open to all."""
+    """A user who can open a file can lock it, and the lock of an older version was open to all."""
     lock = prefix / "lib/crckpt/.lock"
     lock.parent.mkdir(parents=True)
     lock.touch()

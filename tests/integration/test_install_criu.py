@@ -87,7 +87,7 @@ def criu_that(folder: Path, body: str) -> dict[str, str]:
 
 
 def test_two_concurrent_runs_share_one_installation(installed: Installed) -> None:
-    """Both succeed; one fetched, the other waited and found its result."""
+    """Both succeed: one downloads the packages, the other waits and uses the result."""
     path = f"{installed.prefix}/criu"
     assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
     outcomes = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
@@ -98,7 +98,7 @@ def test_two_concurrent_runs_share_one_installation(installed: Installed) -> Non
 
 
 def test_programs_of_the_prefix_use_only_its_libraries(installed: Installed) -> None:
-    """No library of this machine is mixed in, and nft talks to the kernel."""
+    """The programs use no library of this machine, and nft can talk to the kernel."""
     loader = next((installed.prefix / "root").glob("usr/lib/*-linux-gnu/ld-linux*.so.*"))
     for name in ("criu", "nft"):
         program = installed.prefix / "root/usr/sbin" / name
@@ -132,7 +132,7 @@ def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) 
 
 
 def test_working_criu_on_path_is_chosen(installed: Installed, tmp_path: Path) -> None:
-    """The one on PATH comes first, and nothing is put into the prefix."""
+    """CRIU on PATH comes first, and nothing is installed in the prefix."""
     env = criu_that(tmp_path / "bin", f'exec {installed.prefix}/criu "$@"')
     outcome = run(tmp_path / "prefix", "path,prefix,sid", env=env)
     assert (outcome.status, outcome.stdout) == (0, f"{tmp_path}/bin/criu\n"), outcome.stderr
@@ -158,7 +158,7 @@ exec {installed.prefix}/criu "$@" """
 
 
 def test_criu_that_fails_to_dump_leaves_no_process(installed: Installed, tmp_path: Path) -> None:
-    """After a failed dump the trial's process is ended; without another candidate it is status 20 and a hint."""
+    """The process of the trial is ended. Without another candidate the status is 20, with a hint."""
     trace, temporary = tmp_path / "trace", tmp_path / "tmp"
     temporary.mkdir()
     body = f"""echo "$@" >> {trace}
@@ -196,7 +196,7 @@ def test_killed_run_leaves_the_old_prefix(installed: Installed) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """It clears up itself, says nothing and ends with the signal's status."""
+    """The script cleans up, prints nothing, and ends with the signal's status."""
     process = start(tmp_path / "criu", "sid,testing")
     wait_for(lambda: any(tmp_path.glob(".criu.tmp-*/new/apt/lists")), 60, "the download to begin")
     process.send_signal(number)
@@ -206,7 +206,7 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) 
 
 
 def test_repository_without_signature_is_refused(tmp_path: Path) -> None:
-    """Even where the machine's apt is told to accept such repositories."""
+    """This holds even if the machine's apt accepts such repositories."""
     mirror = repository(tmp_path)
     lax = tmp_path / "lax.conf"
     lax.write_text('Acquire::AllowInsecureRepositories "true";\nAPT::Get::AllowUnauthenticated "true";\n')
@@ -247,7 +247,7 @@ def repository(folder: Path) -> str:
 
 
 def test_root_refuses_a_prefix_where_others_can_replace_criu(tmp_path: Path) -> None:
-    """Whoever can write there could also have put the CRIU there that root would try."""
+    """A user who can write there could also install the CRIU that root would try."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     criu_that(theirs / "criu", f"touch {tmp_path}/ran")
@@ -264,7 +264,7 @@ def test_root_refuses_a_prefix_where_others_can_replace_criu(tmp_path: Path) -> 
 
 
 def test_other_users_cannot_block_the_run(tmp_path: Path) -> None:
-    """Who can open a file can lock it. The lock of an older version was open to all."""
+    """A user who can open a file can lock it. The lock of an older version was open to all."""
     lock = tmp_path / ".criu.lock"
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -274,7 +274,7 @@ def test_other_users_cannot_block_the_run(tmp_path: Path) -> None:
 
 
 def test_criu_reads_no_configuration(tmp_path: Path) -> None:
-    """One may name scripts, and sudo may keep the home directory of its user."""
+    """A configuration may name scripts, and sudo may keep the home directory of its user."""
     body = f"""echo "$@ ${{CRIU_CONFIG_FILE-none}}" >> {tmp_path}/trace
 case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
     env = criu_that(tmp_path / "bin", body) | {"CRIU_CONFIG_FILE": "/nonexistent"}
@@ -286,7 +286,7 @@ case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
 
 
 def test_missing_capability_is_reported() -> None:
-    """An ordinary user is told what to type, and nothing is tried."""
+    """The message suggests a command to an ordinary user, and nothing is tried."""
     argv = [*AS_NOBODY, "/usr/bin/python3", str(SCRIPT), "--try", "path"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (20, "")
@@ -329,7 +329,7 @@ def test_missing_mirror_is_reported_with_a_hint(tmp_path: Path) -> None:
 
 
 def test_doctor_fix_installs_criu(crckpt: Crckpt) -> None:
-    """Without a CRIU: it says what it would do; told `--yes` it does it, and then this host can checkpoint."""
+    """Without a CRIU, doctor prints what it would do. With `--yes` it installs CRIU, and this host can checkpoint."""
     hide = 'mount -t tmpfs none /usr/local/lib/crckpt; mount -t tmpfs none /var/cache; "$@"; "$@" --yes'
     words = ["unshare", "--mount", "--propagation=private", "sh", "-c", hide, "sh", str(PROGRAM), "doctor", "--fix"]
     done = subprocess.run(words, env=crckpt.environment, capture_output=True, text=True, check=False)

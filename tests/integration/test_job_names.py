@@ -67,7 +67,7 @@ def test_two_scripts_have_different_jobs(crckpt: Crckpt, tmp_path: Path) -> None
 
 
 def test_two_processes_of_one_script_share_a_job_with_a_warning(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Else `restore JOB` would bring back one of two workers, and nothing would have said so."""
+    """Otherwise `restore JOB` would restore one of two workers without a warning."""
     words = "brings back only the process that was dumped last"
     (tmp_path / "second").mkdir()
     path = str(script(tmp_path / "first", "train.py"))
@@ -92,7 +92,7 @@ def test_wrapper_and_its_command_have_the_same_job(crckpt: Crckpt, tmp_path: Pat
 
 
 def test_printed_command_restores_the_dump(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Also after another dump into the job."""
+    """The command still works after another dump into the job."""
     one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
     with running(one.parent, PYTHON, one.name) as first, running(other.parent, PYTHON, other.name) as second:
         output = crckpt.run("dump", str(first), "--stop").out
@@ -126,7 +126,7 @@ def test_other_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, j
 
 
 def test_restarted_program_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
-    """As a service is, with a job that a timer names."""
+    """A timer may dump a service into a job of a fixed name."""
     script(tmp_path, "train.py")
     jobs = []
     for words in (("train.py",), (str(tmp_path / "train.py"), "--again")):
@@ -151,7 +151,7 @@ def test_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None
 
 
 def test_imported_checkpoint_names_its_executable(crckpt: Crckpt, tmp_path: Path) -> None:
-    """As of one that an older version made: its images name the executable."""
+    """A checkpoint of an older version also names its executable in the images."""
     images = tmp_path / "images"
     script(tmp_path, "train.py")
     with running(tmp_path, PYTHON, "train.py") as pid:
@@ -167,7 +167,7 @@ def test_imported_checkpoint_names_its_executable(crckpt: Crckpt, tmp_path: Path
 
 
 def test_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Its relative script seems to lie in the new directory."""
+    """The relative path of its script seems to be in the new directory."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "train.py").write_text(

@@ -1,4 +1,4 @@
-"""A restored program finds state again that CRIU loses, or crckpt says before the dump that it will not."""
+"""A restore sets state that CRIU loses, or the dump reports that it cannot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
 
 
 def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
-    """It would be free of it."""
+    """The thread would leave its root directory."""
     with stopped(crckpt, program("keeps", "thread-root")) as tree:
         (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
         error = crckpt.run("restore", JOB, "--detach", status=23).err
@@ -101,7 +101,7 @@ def test_running_dump_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
 
 
 def test_ldt_segments_are_restored(crckpt: Crckpt) -> None:
-    """As Wine has. The words of one that begins at 0x1000, and of one that is not present."""
+    """Wine uses such segments. The words of one at 0x1000, and of one that is not present, are restored."""
     with stopped(crckpt, program("keeps", "segments")) as tree, restored_by(crckpt, "detached") as warnings:
         present, absent = "ff0f0010", "ffff0000"
         assert look(tree)["segments"] == ["", "", "", present + "00f34000", "", absent + "0073cf00"]
@@ -147,7 +147,7 @@ def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
     ],
 )
 def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str, what: str) -> None:
-    """Before the program is ended, and it goes on."""
+    """They are reported before the program is ended, and the program keeps running."""
     words = ("--tcp", "close") if name == "pending-error" else ()
     with started(program("keeps", name)) as tree:
         doctor = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
@@ -167,7 +167,7 @@ def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str
 
 
 def test_message_queued_behind_the_first_is_found_in_the_freeze(crckpt: Crckpt) -> None:
-    """Before it, only the first message can be looked at without a trace."""
+    """Before the freeze, only the first message can be examined without side effects."""
     with started(program("keeps", "second-datagram")) as tree:
         assert "sender's address" not in crckpt.run("doctor", str(tree.pid)).out
         error = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
@@ -177,7 +177,7 @@ def test_message_queued_behind_the_first_is_found_in_the_freeze(crckpt: Crckpt) 
 
 
 def test_unread_output_of_an_ended_program_is_reported(crckpt: Crckpt) -> None:
-    """Of a program that has ended at the other side."""
+    """The program at the other end has ended."""
     with started(program("keeps", "last-words")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
         assert "does not save the unread data" in " ".join(words)

@@ -88,7 +88,7 @@ def test_cgroup_procs_is_not_opened_for_a_user(crckpt: Crckpt) -> None:
 
 
 def test_dump_warns_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
-    """Before the freeze, and it ends no program that does not come back as it was."""
+    """The warning comes before the freeze, and no program is ended that cannot be restored."""
     with own_group() as group:
         procs = str(group / "cgroup.procs")
         with started(as_nobody(COUNTS, procs, f"{os.O_WRONLY}")) as tree:

@@ -1,4 +1,4 @@
-"""What a peer sent while the tree was frozen comes to the restored sockets, though the peer is silent by then."""
+"""Packets sent while the tree was frozen reach the restored sockets, even if the peer is silent afterwards."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAd
 
 
 def test_unrelated_packets_are_not_captured(hosts: Lan, address: HostAddress) -> None:
-    """Neither what the source sends, nor packets without data, nor those for its other addresses."""
+    """These are packets from the source, packets without data, and packets for its other addresses."""
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with hosts.source.entered(), capturing((address,)) as capture:
         for used, expected in ((other, 0), (address, 1)):

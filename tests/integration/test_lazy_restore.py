@@ -97,7 +97,7 @@ def restored_lazily(
 
 @pytest.mark.usefixtures("adopted")
 def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> None:
-    """It gives memory back, moves it, protects it, guards it and forks, while only what it touches is filled."""
+    """The program discards, moves, protects, guards and forks, while only touched pages are filled."""
     with restored_lazily(crckpt, tmp_path) as tree:
         assert is_incomplete(tree.pid)
         assert tree.check() == "intact"
@@ -144,7 +144,7 @@ def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path
 
 @pytest.mark.usefixtures("adopted")
 def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path) -> None:
-    """All of it, here: nothing is left to the helper, which ends."""
+    """All pages are recent here: the helper has nothing to fill and ends."""
     with restored_lazily(crckpt, tmp_path, "hot") as tree:
         wait_for(lambda: not is_incomplete(tree.pid), 60, "the end of the helper")
         assert tree.check() == "intact"
@@ -152,7 +152,7 @@ def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path
 
 @pytest.mark.usefixtures("adopted")
 def test_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
-    """It would get zeros for pages that are not there yet."""
+    """The tree would read zeros in missing pages."""
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.helper, signal.SIGKILL)
         wait_for(lambda: not runs(tree.guard), 60, "the guard")
@@ -206,7 +206,7 @@ def test_ended_tree_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("adopted")
 def test_dump_waits_for_the_memory_fill(crckpt: Crckpt, tmp_path: Path) -> None:
-    """It would miss what is not there yet."""
+    """The dump would miss pages that are not filled yet."""
     with restored_lazily(crckpt, tmp_path) as tree:
         assert tree.check() == "intact"
         with crckpt.start("dump", str(tree.pid), JOB, "--stop") as dump:

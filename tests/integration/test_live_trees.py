@@ -1,4 +1,4 @@
-"""What the gate of a move asks about a live tree is what CRIU's images of it say: so its judge judges the same tree."""
+"""The gate of a move reads from a live tree the same as from CRIU's images of it, so that one judge serves both."""
 
 from __future__ import annotations
 

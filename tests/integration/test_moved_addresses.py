@@ -108,7 +108,7 @@ def is_clean(hosts: Lan) -> bool:
 
 @families
 def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
-    """Behind the fence nobody hears of the destination's; once it is released, the neighbours know at once."""
+    """Nobody can see the destination's address behind the fence; after the release the neighbours know it at once."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         assert check_destination(BOTH) == ()
         with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
@@ -187,7 +187,7 @@ def read_guard(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.parametrize("killed_at", STEPS)
 def test_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) -> None:
-    """Neither address nor fence nor guard, whatever came last; before the move is done."""
+    """No address, fence or guard is left, whatever the last step was."""
     with talking(hosts, IPV4) as scene, mover(hosts, move_id, "keep", killed_at=killed_at) as process:
         guard = read_guard(process)
         assert process.wait(WITHIN_S) == -signal.SIGKILL
@@ -268,7 +268,7 @@ def test_guard_avoids_the_pids_of_the_tree(hosts: Lan, move_id: str) -> None:
 
 
 def test_guard_holds_no_unrelated_resources(hosts: Lan, move_id: str, tmp_path: Path) -> None:
-    """No directory, no terminal, no descriptor but its own: the connection to us, and one for each address."""
+    """The guard has no directory, terminal or descriptor except its connection to us and one socket per address."""
     with (
         hosts.destination.entered(),
         (tmp_path / "file").open("w"),
@@ -284,7 +284,7 @@ def test_guard_holds_no_unrelated_resources(hosts: Lan, move_id: str, tmp_path: 
 
 @families
 def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: HostAddress, move_id: str) -> None:
-    """While a tree that is being ended has one, the fence stays: the peer must not get its last packets."""
+    """The fence stays while a tree that is being ended has a connection: the peer must not get its last packets."""
     seen: list[bool] = []
 
     def end_late(*connections: socket.socket) -> None:

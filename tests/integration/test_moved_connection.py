@@ -43,7 +43,7 @@ def hosts() -> Iterator[Lan]:
 
 @pytest.mark.parametrize("text", [f"10.77.0.100/24@{DEVICE}", f"fd77::100/64@{DEVICE}"], ids=["ipv4", "ipv6"])
 def test_connection_moves_with_its_tree(crckpt: Crckpt, hosts: Lan, text: str) -> None:
-    """Its client notices a pause: no reset, no answer lost or wrong."""
+    """The client sees a pause, but no reset, and no answer is lost or wrong."""
     address = parse_address(text)
     extra = ("nodad",) if address.family == 6 else ()
     hosts.source.run("ip", "address", "add", address.interface, "dev", DEVICE, *extra)

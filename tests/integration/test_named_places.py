@@ -51,7 +51,7 @@ def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
 
 
 def test_connection_that_a_dump_cannot_save_is_named(crckpt: Crckpt) -> None:
-    """Both of its ends are in the tree: that of the descriptor that is named comes first."""
+    """Both ends are in the tree: the end of the named descriptor comes first."""
     with started(BY_NAME["tcp-pair"]) as tree:
         error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=21).document["error"]
         found = re.search(
@@ -73,7 +73,7 @@ def socket_ends(pid: int, fd: int) -> tuple[list[str], list[str]]:
 
 
 def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
-    """CRIU tells the inode of the outside socket alone: it is named, and the descriptor that is connected to it."""
+    """CRIU reports only the inode of the outside socket. It is named together with the descriptor connected to it."""
     path = crckpt.store.parent / "peer.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))

@@ -1,4 +1,4 @@
-"""What a tree's namespaces let it do: run code with our rights, or be ended for good. It may do neither."""
+"""A tree's namespaces must not let it run code with our rights, or be ended without a way to restore it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ exec "$@"
 
 
 def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
-    """It would be ended, and no restore could bring it back."""
+    """The tree would be ended, and no restore could restart it."""
     case = Case("user", (*AS_NOBODY, "unshare", "--user", "--map-root-user", *COUNTER), user=NOBODY)
     with started(case) as tree:
         _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
@@ -74,7 +74,7 @@ def test_unprivileged_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("command", ["doctor", "dump"])
 def test_session_from_outside_the_pid_namespace_is_refused(crckpt: Crckpt, command: str) -> None:
-    """It is a background program of a shell that is the namespace's init, and CRIU finds no leader of its session."""
+    """The tree is a background program of the namespace's init, and CRIU finds no leader of its session."""
     shell = "exec </dev/null >/dev/null 2>&1; sleep 1000 & wait"
     with subprocess.Popen(("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", shell)) as unshare:
         try:
@@ -92,7 +92,7 @@ def test_session_from_outside_the_pid_namespace_is_refused(crckpt: Crckpt, comma
 
 @pytest.mark.parametrize("kind", ["mount", "net"])
 def test_namespace_owned_by_another_user_namespace_is_refused(crckpt: Crckpt, kind: str) -> None:
-    """Also where the tree itself is in ours."""
+    """This also holds if the tree itself is in our user namespace."""
     with (
         _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount", "--net")) as owner,
         started(Case("entered", ("nsenter", "--target", str(owner), f"--{kind}", *COUNTER), user=NOBODY)) as tree,
@@ -151,7 +151,7 @@ def test_open_files_in_a_private_mount_namespace_are_restored(
 
 
 def test_criu_refuses_mounts_without_proc(crckpt: Crckpt, criu: Path) -> None:
-    """What runs in the program looks there, with the program's rights."""
+    """Programs inside look there with the rights of the program."""
     with started(_hostile(criu, "empty")) as tree:
         before = tree.counters()
         error = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json", status=21).document["error"]
@@ -161,7 +161,7 @@ def test_criu_refuses_mounts_without_proc(crckpt: Crckpt, criu: Path) -> None:
 
 
 def test_criu_without_library_support_is_not_run_in_mounts_of_a_tree(crckpt: Crckpt, criu: Path) -> None:
-    """Not with --no-preflight either."""
+    """This also holds with --no-preflight."""
     own = crckpt.store.parent / "criu"
     own.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD\nexec {criu} "$@"\n')
     own.chmod(0o755)
@@ -184,7 +184,7 @@ def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path,
 
 
 def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
-    """No restore would bring it back."""
+    """No restore could restart the tree."""
     script = (sys.executable, "-c", GOES_TO_USER_NAMESPACE, str(tmp_path))
     null = subprocess.DEVNULL
     with subprocess.Popen(script, stdin=null, stdout=null, stderr=null, start_new_session=True) as process:
@@ -208,7 +208,7 @@ def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tm
 
 
 def test_nested_network_namespace_is_restored(crckpt: Crckpt) -> None:
-    """In a tree that has a network of its own doctor names nothing, and that is right."""
+    """In a tree with its own network, doctor reports no blocker, and that is right."""
     nested = f"unshare --net {PYTHON} {{programs}}/counter.py {{workdir}}/nested & exec {' '.join(COUNTER)}"
     case = Case("nested", ("unshare", "--net", "sh", "-c", f"mkdir {{workdir}}/nested; {nested}"), user=NOBODY)
     with started(case) as tree:

@@ -36,7 +36,10 @@ IN_NAMESPACE: Final = "--new-pid-namespace"
 
 
 def test_tree_has_its_old_pids_inside_and_can_be_dumped_again(crckpt: Crckpt) -> None:
-    """By its PID on the host; its checkpoint can be restored into another namespace and on the host."""
+    """The tree is dumped by its PID on the host.
+
+    Its checkpoint can be restored into another namespace and on the host.
+    """
     with stopped(crckpt, BY_NAME["family"]) as tree:
         facts, first = tree.facts(), tree.counters()
         with taken(tree.pid, "PID"), detached_in_namespace(crckpt) as init:
@@ -70,7 +73,7 @@ def test_tree_from_a_pid_namespace_is_restored(crckpt: Crckpt, tmp_path: Path) -
 
 
 def test_files_of_a_tree_from_a_pid_namespace_are_checked(crckpt: Crckpt, tmp_path: Path) -> None:
-    """The kernel lets who has less rights than root use this one as root, who opens it again."""
+    """The kernel lets an unprivileged program use files that root has opened again."""
     holds = "held = open('/proc/self/pagemap', 'rb'); from counter import main; main()"
     words = ("setpriv", "--bounding-set=-kill", "env", "PYTHONPATH={programs}", PYTHON, "-c", holds, "{workdir}")
     with _imported(crckpt, tmp_path, words):
@@ -115,7 +118,7 @@ def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt) -> None:
 
 
 def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
-    """Told as 128 and the signal's number, though the init of the namespace stands between."""
+    """The status is 128 plus the signal's number, although the init of the namespace is between."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
         with foreground(crckpt, IN_NAMESPACE) as front:
@@ -125,7 +128,7 @@ def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
 
 
 def test_ignored_hang_up_ends_no_program(crckpt: Crckpt) -> None:
-    """Also where it comes to the init of the namespace itself."""
+    """This also holds if the init of the namespace gets the signal."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
         with hang_ups_ignored(), foreground(crckpt, IN_NAMESPACE) as front:
@@ -137,7 +140,7 @@ def test_ignored_hang_up_ends_no_program(crckpt: Crckpt) -> None:
 
 
 def test_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:
-    """Neither its init nor the init's parent outlives the root."""
+    """Neither its init nor the parent of the init outlives the root."""
     with stopped(crckpt, BY_NAME["family"]) as tree, detached_in_namespace(crckpt) as init:
         tree.wait_growth(tree.counters())
         parent, tasks = psutil.Process(init).ppid(), psutil.Process(init).children(recursive=True)
@@ -163,7 +166,7 @@ def test_program_outlives_a_killed_crckpt(crckpt: Crckpt) -> None:
 def test_crckpt_killed_before_the_tree_runs_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, built: bool
 ) -> None:
-    """Neither of the tree, nor of its namespace."""
+    """Neither the tree nor its namespace is left."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         words = (IN_NAMESPACE, "--criu", str(obstructed.path))
@@ -182,7 +185,7 @@ def test_crckpt_killed_before_the_tree_runs_leaves_nothing(
 
 
 def test_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """Its init ends too, and nothing is in flight."""
+    """Its init also ends, and nothing is left in the store."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
         for committed in (False, True):

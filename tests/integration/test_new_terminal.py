@@ -1,4 +1,4 @@
-"""What was started at a terminal comes back without it: on a new terminal, on nothing, with its output in a file."""
+"""A program started at a terminal is restored without it: on a new terminal, on none, or with output to a file."""
 
 import json
 import os
@@ -45,14 +45,14 @@ def workdir() -> Iterator[Path]:
 
 @STARTS
 def test_missing_terminal_is_refused_with_the_command_to_type(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """From cron, or detached."""
+    """This holds in cron and with --detach."""
     _stop(crckpt, workdir, start, TALKER)
     assert "--tty new" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
 
 
 @STARTS
 def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """With real keys, as at the terminal that it had."""
+    """The test presses real keys, as at the original terminal."""
     _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
         _wait_for_output(terminal["log"])
@@ -82,7 +82,7 @@ def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt,
 
 @STARTS
 def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """There is no shell that could continue it."""
+    """There is no shell that could continue the program."""
     _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir), _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach {JOB}")
@@ -95,7 +95,7 @@ def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start
 
 @pytest.mark.parametrize("start", ["job", "leader"])
 def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """Whoever attaches sees the screen, on the alternate screen; the shell's comes back."""
+    """A client sees the alternate screen; afterwards the screen of the shell returns."""
     _stop(crckpt, workdir, start, SCREEN)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach {JOB}")
@@ -125,7 +125,7 @@ def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdi
 
 
 def test_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
-    """It leads its session, and edits lines by itself."""
+    """The program leads its session and edits lines itself."""
     with Tmux(workdir, PYTHON, "-q") as window:
         window.wait_for(lambda shown: ">>>" in shown, "the prompt")
         window.enter("x = 6")
@@ -146,7 +146,7 @@ def test_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
 def test_crckpt_in_the_foreground_without_a_terminal_ends_with_the_program(
     crckpt: Crckpt, workdir: Path, ends_by: str
 ) -> None:
-    """As a service of systemd: what stops the service ends the program."""
+    """If systemd stops the service, the program ends."""
     _stop(crckpt, workdir, "job", TALKER)
     before = _read_status(workdir).counter
     process = crckpt.start("restore", JOB, "--tty", "new")
@@ -164,7 +164,7 @@ def test_crckpt_in_the_foreground_without_a_terminal_ends_with_the_program(
 
 @pytest.mark.parametrize("start", ["job", "leader"])
 def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """What is typed arrives, and its exit status comes back."""
+    """Input reaches the program, and its exit status is returned."""
     pid = _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir, "--new-pid-namespace") as terminal, _shell(crckpt, workdir) as shell:
         assert not runs(pid)
@@ -181,7 +181,7 @@ def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: 
 
 @STARTS
 def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """Its terminal is outside the tree, as any."""
+    """Its terminal is outside the tree, like any other."""
     _stop(crckpt, workdir, start, TALKER)
     for _ in range(2):
         with _restored(crckpt, workdir) as terminal:
@@ -191,7 +191,7 @@ def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path,
 
 
 def test_program_of_another_user_owns_its_new_terminal(crckpt: Crckpt, workdir: Path) -> None:
-    """It was started on a terminal of root's: there it is refused, on a new one it harms nobody."""
+    """The program was started on a terminal of root. A restore there is refused; a new terminal is harmless."""
     shutil.copytree(PROGRAMS, workdir / "programs")
     os.chown(workdir, NOBODY, NOBODY)
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
@@ -215,7 +215,7 @@ def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:
 
 
 def test_failed_restore_holds_no_terminal(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
-    """And the next one works."""
+    """The next restore works."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     obstructed = ObstructedCriu(tmp_path)
     words = ("restore", JOB, "--tty", "new", "--detach", "--criu", str(obstructed.path))
@@ -234,7 +234,7 @@ def test_failed_restore_holds_no_terminal(crckpt: Crckpt, workdir: Path, tmp_pat
 
 
 def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
-    """Its CRIU gives up, and then the holder has nothing to hold."""
+    """CRIU gives up, and the holder has no terminal to hold."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     obstructed = ObstructedCriu(tmp_path)
     with obstructed.waits_at_first() as obstacle:
@@ -250,7 +250,7 @@ def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path:
 
 
 def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path) -> None:
-    """As a terminal whose window is closed; who attaches is told, and the next restore works."""
+    """The program sees a closed window. An attached client gets a message, and the next restore works."""
     _stop(crckpt, workdir, "job", TALKER)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
@@ -267,7 +267,7 @@ def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path) -> None:
 
 
 def test_program_from_a_terminal_is_restored_without_one(crckpt: Crckpt, workdir: Path) -> None:
-    """Its output vanishes, its input is empty, and a second dump needs no terminal."""
+    """Its output is discarded, its input is empty, and a second dump needs no terminal."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     for _ in range(2):
         before = _read_status(workdir).counter
@@ -298,7 +298,7 @@ def test_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
 
 @pytest.mark.parametrize("start", ["job", "leader"])
 def test_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
-    """Its input is empty."""
+    """The program's input is empty."""
     pid = _stop(crckpt, workdir, start, TALKER)
     output = tmp_path / "output"
     output.write_text("before\n")
@@ -329,7 +329,7 @@ def test_output_file_planted_by_others_is_refused(crckpt: Crckpt, workdir: Path,
 
 
 def test_attach_without_a_terminal_is_refused(crckpt: Crckpt, workdir: Path) -> None:
-    """With what gives a program a terminal."""
+    """The message says how a program gets a terminal."""
     with _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach nothing; echo ended with $?")
         shown = shell.wait_for(lambda shown: f"ended with {NOT_RUNNING}" in shown, "an answer")

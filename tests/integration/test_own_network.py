@@ -22,7 +22,7 @@ GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(
 
 
 def test_listening_tree_in_its_own_network_is_restored(crckpt: Crckpt) -> None:
-    """While it runs, too, its packets are held back only for the dump."""
+    """During a running dump, packets are held back only for the time of the dump."""
     with started(LISTENING) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert (result["blockers"], result["warnings"]) == ([], [])
@@ -60,7 +60,7 @@ def test_descriptor_of_its_own_namespace_is_restored(crckpt: Crckpt, kind: str) 
 
 
 def test_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
-    """As `ip netns add` mounts it."""
+    """`ip netns add` mounts such a namespace."""
     with remote() as program:
         place = program.workdir / "mounted"
         place.touch()

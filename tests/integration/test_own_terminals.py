@@ -52,7 +52,7 @@ def _again(crckpt: Crckpt, program: Remote) -> None:
 
 
 def test_program_uses_its_own_terminal_after_a_restore(crckpt: Crckpt) -> None:
-    """It has opened it by the name of everybody's own terminal, too."""
+    """The program has also opened the terminal as /dev/tty."""
     with remote() as program:
         with _low_numbers_taken():
             program.ask(_STARTS)
@@ -117,7 +117,7 @@ def test_terminal_opened_by_name_in_a_child_is_refused(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("name", ["/dev/console", "/dev/tty1"])
 def test_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
-    """It is the host's, and nobody's session is on it."""
+    """The console belongs to the host, and no session uses it."""
     try:
         os.close(os.open(name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK))
     except OSError as error:
@@ -151,7 +151,7 @@ def test_console_of_another_user_needs_an_option(crckpt: Crckpt, access: str) ->
 
 
 def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt) -> None:
-    """Whoever had its other side has closed it: there is none to want."""
+    """The other side was closed, so no terminal is needed."""
     with remote() as program:
         with _low_numbers_taken():
             program.ask("import os; master, slave = os.openpty(); os.close(master)")

@@ -82,7 +82,7 @@ def is_untouched(pid: int) -> None:
 @pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
 @pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
 def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool) -> None:
-    """After the first look, or when CRIU is about to freeze the tree."""
+    """The PID is reused after the first look, or when CRIU is about to freeze the tree."""
     crckpt.run("dump", str(sleeper.pid), "job")
     words = ("--stop",) if stop else ()
     dump = crckpt.start("dump", str(sleeper.pid), "job", *words, CRCKPT_STOP_AT=at)
@@ -104,7 +104,7 @@ def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleep
 def test_program_that_ends_before_the_freeze_has_its_own_exit_code(
     crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool
 ) -> None:
-    """It has an exit code of its own: nothing was done to the program."""
+    """Nothing was done to the program."""
     crckpt.run("dump", str(sleeper.pid), "job")
     words = ("--stop",) if stop else ()
     dump = crckpt.start("dump", str(sleeper.pid), "job", *words, "--json", CRCKPT_STOP_AT=at)

@@ -1,4 +1,4 @@
-"""Pipes of which a tree has one end: their bytes come back, and a restored program sees who has the other end."""
+"""Pipes with one end in the tree: their bytes are restored, and the program notices who has the other end."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ signal.pause()
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE, True)])
 def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
-    """And the end of the file, where nobody in the tree can write."""
+    """The reader also gets the end of the file if no process in the tree can write."""
     with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, output):
         assert ("is a pipe from a process outside the tree" in output) == (who == "outside")
         assert program.ask(_READ) == (size, True, who != "in the tree", LARGE if size == LARGE else 65_536)
@@ -70,7 +70,7 @@ def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool)
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False)])
 def test_writer_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
-    """Who wrote to nobody gets SIGPIPE; who wrote to somebody outside goes on, and /dev/null takes what it writes."""
+    """A writer whose reader is outside continues, and /dev/null gets its output."""
     with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, output):
         assert ("is a pipe to a process outside the tree" in output) == (who == "outside")
         assert program.ask(_WRITE) == (("broken", [1]) if who == "gone" else ("written", []))
@@ -81,7 +81,7 @@ def test_writer_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who, siz
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stopped", "left-running"])
 def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop: bool) -> None:
-    """What crckpt saw when it looked at the tree is not what was dumped."""
+    """The state at the first look differs from the state that is dumped."""
     with remote() as program:
         program.ask("import os; other, end = os.pipe()")
         # From then on there is a store: CRIU is started first, and waits while crckpt looks.
@@ -101,7 +101,7 @@ def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop
 
 
 def test_pipe_end_in_flight_through_a_socket(crckpt: Crckpt) -> None:
-    """Neither descriptor table has it, and it is in the tree."""
+    """The end is in no descriptor table, but it is in the tree."""
     with remote() as program:
         program.ask(
             "import os, socket\n"
@@ -123,7 +123,7 @@ def test_pipe_end_in_flight_through_a_socket(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("others", ["", "os.close(first)", "os.close(last)", "os.close(first); os.close(last)"])
 def test_pipe_end_open_for_reading_and_writing(crckpt: Crckpt, others: str) -> None:
-    """As `exec 3<>/proc/self/fd/0` opens it, whoever else has the pipe."""
+    """`exec 3<>/proc/self/fd/0` opens such an end."""
     with remote() as program:
         program.ask(
             "import fcntl, os\n"
@@ -179,7 +179,7 @@ def test_rest_of_a_pipeline_is_restored(crckpt: Crckpt) -> None:
 
 
 def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
-    """Not to block, to be told by a signal, and by which."""
+    """These are O_NONBLOCK, O_ASYNC, the owner and the signal."""
     with remote() as program:
         program.ask(
             "import fcntl, os, signal\n"
@@ -200,7 +200,7 @@ def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("who", WHO)
 def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
-    """Whoever else had it open."""
+    """This does not depend on who else has the pipe open."""
     with remote() as program:
         path = program.workdir / "fifo"
         os.mkfifo(path)
@@ -226,7 +226,7 @@ def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
 
 @pytest.mark.parametrize("who", WHO)
 def test_named_pipe_with_a_writer(crckpt: Crckpt, who: Who) -> None:
-    """Where nobody reads, SIGPIPE comes; a reader outside that stayed gets what is written after the restore."""
+    """Without a reader the writer gets SIGPIPE; a remaining reader outside gets what is written after the restore."""
     with remote() as program:
         path = program.workdir / "fifo"
         os.mkfifo(path)
@@ -248,7 +248,7 @@ def test_named_pipe_with_a_writer(crckpt: Crckpt, who: Who) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "named pipe"])
 def test_packet_pipes_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind: str) -> None:
-    """Of a named pipe only the restore would fail."""
+    """For a named pipe only the restore would fail."""
     with remote() as program:
         ends = "os.pipe()" if kind == "pipe" else "2 * (os.open(workdir / 'fifo', os.O_RDWR),)"
         program.ask(
@@ -265,7 +265,7 @@ def test_packet_pipes_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind:
 
 @pytest.mark.parametrize("kind", ["pipes", "named pipes"])
 def test_too_many_pipes_are_refused(crckpt: Crckpt, kind: str) -> None:
-    """1,024 of a kind come back; of one more it is said before anything is frozen."""
+    """1,024 pipes of a kind are restored; one more is refused before the freeze."""
     with remote() as program:
         make = "os.pipe()" if kind == "pipes" else "fifo(number)"
         program.ask(

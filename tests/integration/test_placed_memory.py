@@ -82,7 +82,7 @@ def test_tree_with_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.
 
 @pytest.mark.parametrize("killed", ["", "child-0", "child-1"])
 def test_task_killed_during_memory_fill_is_detected(crckpt: Crckpt, killed: str) -> None:
-    """Also who has all of its memory by then, as the first of the children: CRIU would wait for it without end."""
+    """The killed task may already have all of its memory, like the first child: CRIU would wait for it forever."""
     with stopped(crckpt, program("resident", "--children", "1", "128")) as tree:
         before = tree.counters()
         filled, ended = (tree.parts()[part].pid for part in ("child-1", killed))

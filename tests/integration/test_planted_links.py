@@ -24,7 +24,7 @@ KINDS: Final = ("file", "directory", "working-directory", "socket")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_symlink_of_a_user_leads_to_no_file_of_root(crckpt: Crckpt, kind: str) -> None:
-    """To read, to write, to remove or to own; and nothing is restored."""
+    """The link affects files to read, write, remove or own. Nothing is restored."""
     argv = (*AS_NOBODY, PYTHON, "{workdir}/programs/planted.py", "{workdir}", kind)
     with stopped(crckpt, Case(kind, argv, user=NOBODY)) as tree, _thing_of_roots(kind, tree) as before:
         places = tree.workdir / "places"
@@ -42,7 +42,7 @@ def test_symlink_of_a_user_leads_to_no_file_of_root(crckpt: Crckpt, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_symlink_of_root_is_followed(crckpt: Crckpt, kind: str) -> None:
-    """Whoever keeps a directory elsewhere now has it restored from there."""
+    """A directory that root has moved elsewhere is restored there."""
     with stopped(crckpt, Case(kind, (PYTHON, "{programs}/planted.py", "{workdir}", kind))) as tree:
         before = tree.counters()
         (tree.workdir / "places").rename(tree.workdir / "moved")

@@ -143,7 +143,7 @@ def rewriting(directory: Path) -> Iterator[int]:
 
 
 def test_tree_that_writes_quickly_gets_another_round(crckpt: Crckpt, tmp_path: Path) -> None:
-    """What it writes during a round takes longer to write in a freeze than a round's own stop."""
+    """The memory written during a round takes longer to copy than the stop of another round."""
     with rewriting(tmp_path) as pid:
         result = crckpt.run("dump", str(pid), "job", "--pre-copy", "--json").document["result"]
         assert len(result["copying"]["rounds"]) >= 2
@@ -196,7 +196,7 @@ def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Targe
 
 
 def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that was copied is lost when the rounds are over and their freeze was foreseen."""
+    """The copied rounds are lost if the estimated freeze is too long."""
     dumping = importlib.import_module("crckpt.ops.dump.checkpoint")
     copies = dumping.pre_copy
 
@@ -345,7 +345,7 @@ def test_pre_dump_without_a_tracker_is_refused(crckpt: Crckpt, target: Target) -
 
 
 def test_tracker_killed_during_the_rounds(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    """What was copied is of no use: the dump is full, and says why."""
+    """The copied rounds are useless: the dump is full and says why."""
     kept = tmp_path / "keeper"
     kill = f'[ "$1" != pre-dump ] || kill -KILL $(cat {kept})'
     criu = executable(tmp_path / "criu", f'{find(None, None).path} "$@"; status=$?\n{kill}\nexit $status')
@@ -419,7 +419,7 @@ def test_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
 
 
 def test_memory_shared_since_a_fork_stays_shared_after_a_round(crckpt: Crckpt, target: Target) -> None:
-    """To read it could give each process a copy of its own, for good: more memory than there may be."""
+    """Reading the memory could give each process its own copy, and so use more memory than exists."""
     target.send_signal(signal.SIGWINCH)
     (child,) = psutil.Process(target.pid).children()
     wait_for(lambda: of_its_own(child.pid) > 0, 60, "the child to write its page")
@@ -440,9 +440,9 @@ def of_its_own(pid: int) -> int:
 
 
 def test_memory_unreadable_during_a_round_is_in_the_dump(crckpt: Crckpt, target: Target) -> None:
-    """It is in the dump all the same: copied in the freeze; and if it can be read by then, the dump is full.
+    """The memory is copied in the freeze. If it is readable by then, the dump is full.
 
-    But where the kernel's own bits track, rounds copy while the tree stands still, and CRIU makes it readable then.
+    With soft-dirty bits rounds copy while the tree is stopped, and CRIU makes the memory readable.
     """
     target.send_signal(signal.SIGIO)
     round_ = copied(crckpt, target)
@@ -478,7 +478,7 @@ def test_full_disk_ends_only_the_round(target: Target, tmp_path: Path) -> None:
 
 
 def test_dump_after_rounds_needs_little_space(target: Target, tmp_path: Path) -> None:
-    """Where the rounds lie there is no room for all of the tree once more."""
+    """The disk with the rounds has no space for the whole tree again."""
     with mounted(tmp_path / "staging", 60 * MIB):
         crckpt = Crckpt(tmp_path / "store")
         words = ("dump", str(target.pid), "job", "--staging", str(tmp_path / "staging"), "--json")

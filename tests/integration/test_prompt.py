@@ -200,7 +200,7 @@ def test_job_in_the_shell_that_started_it(crckpt: Crckpt, program: Program, tmux
 def test_program_with_its_own_session(
     crckpt: Crckpt, program: Program, tmux: Tmux, where: str, has_terminal: bool
 ) -> None:
-    """No key reaches it: what the terminal does to crckpt is done to it."""
+    """Keys do not reach the program: the terminal signals crckpt, which passes them on."""
     pane = tmux.pane("bash")
     stop_without_shell(crckpt, program, has_terminal=has_terminal)
     pane.type(RESTORE if where == "here" else f"{RESTORE} --new-pid-namespace")
@@ -276,7 +276,7 @@ def test_program_gets_the_size_of_the_terminal(crckpt: Crckpt, program: Program,
 
 
 def test_screen_is_redrawn(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """Although the terminal has the size that the old one had; the line of crckpt is not on the screen."""
+    """The terminal has the same size as before. The message of crckpt is not on the screen."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--raw")
     pane.type(RESTORE)
@@ -308,7 +308,7 @@ def test_killed_program_leaves_the_terminal_modes(
 
 
 def test_program_that_may_not_write_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """Neither crckpt nor CRIU is stopped by `stty tostop`, but the program is."""
+    """`stty tostop` stops the program, but neither crckpt nor CRIU."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane, "--talk")
     pane.type(f"stty tostop; {RESTORE}")
@@ -384,7 +384,7 @@ def test_pipeline_around_crckpt_stops_with_it(crckpt: Crckpt, program: Program, 
 
 
 def test_script_gets_the_terminal_back(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """It has no job control: nobody else would give it the terminal back."""
+    """A script has no job control, so no shell would give it the terminal back."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
     script = program.directory / "script"

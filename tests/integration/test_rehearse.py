@@ -1,4 +1,4 @@
-"""A rehearsal really restores, beside the original, and the host notices nothing."""
+"""A rehearsal really restores, next to the original, and does not affect the host."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_writes_of_the_rehearsal_are_discarded(crckpt: Crckpt) -> None:
 
 
 def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
-    """Those of the original are listened to all the time, and answer; the probe reaches those of the rehearsal."""
+    """The ports of the original keep answering; the probe reaches those of the rehearsal."""
     with dumped(crckpt, BY_NAME["tcp-listen"]) as tree:
         script = tree.workdir / "greeted.py"
         script.write_text(GREETED)
@@ -94,7 +94,7 @@ def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
 
 
 def test_rehearsal_has_its_own_addresses(crckpt: Crckpt) -> None:
-    """Those that sockets of the tree use, and no link leads out."""
+    """These are the addresses that the tree's sockets use. No link leads outside."""
     subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", "lo"], check=True)
     try:
         with dumped(crckpt, elsewhere("stay", host=ADDRESS)):
@@ -106,7 +106,7 @@ def test_rehearsal_has_its_own_addresses(crckpt: Crckpt) -> None:
 
 
 def test_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
-    """In the rehearsal it is closed, and that is said."""
+    """In the rehearsal the connection is closed, and a message says so."""
     with started(program("echo_server")) as tree, connected(tree) as client:
         assert echoed(client)
         crckpt.run("dump", str(tree.pid), JOB, "--tcp", "keep")
@@ -147,7 +147,7 @@ def test_connected_unix_socket_of_others_is_reported(crckpt: Crckpt) -> None:
 def test_processes_that_end_early_are_reported(
     crckpt: Crckpt, what: str, argument: int, ended: int, fails: bool
 ) -> None:
-    """With status or signal; a signal is a failure, and so is a root that ends with another status than 0."""
+    """The report has the status or signal. A signal fails the rehearsal, and so does a root with a nonzero status."""
     with dumped(crckpt, elsewhere(what, argument)) as tree:
         who = tree.pids()[1 if what == "child" else 0]
         seconds = "1" if what == "child" else "3600"
@@ -220,7 +220,10 @@ def test_probe_has_no_more_rights_than_the_program(
 def test_interrupted_rehearsal_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, running: bool
 ) -> None:
-    """While CRIU builds the tree, and while the tree runs. What the kernel does not remove, the next one does."""
+    """It is interrupted while CRIU restores the tree, and while the tree runs.
+
+    The next rehearsal removes what the kernel does not.
+    """
 
     def wait_for_command(command: str) -> None:
         wait_for(lambda: any(command in words for words in commands(crckpt)), WITHIN_S, command)
@@ -258,7 +261,7 @@ def test_interrupted_rehearsal_leaves_nothing(
 
 
 def test_invalid_rehearsals_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
-    """By name, before anything is begun."""
+    """The message names the problem before anything starts."""
     library = tmp_path / "libanswer.so"
     subprocess.run(
         ["cc", "-shared", "-o", library, "-x", "c", "-"], input=b"int answer(void) { return 42; }", check=True
@@ -281,7 +284,7 @@ def test_invalid_rehearsals_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
 
 
 def test_damaged_checkpoint_fails_the_rehearsal(crckpt: Crckpt) -> None:
-    """Its pages are read while CRIU restores: nothing is left behind."""
+    """Pages are read while CRIU restores. Nothing is left behind."""
     with dumped(crckpt, BY_NAME["counter"]):
         (pack,) = crckpt.store.glob("packs/*/*.pack")
         content = bytearray(pack.read_bytes())
@@ -293,7 +296,7 @@ def test_damaged_checkpoint_fails_the_rehearsal(crckpt: Crckpt) -> None:
 
 
 def test_failed_criu_fails_the_rehearsal(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """Before crckpt looked at the tree, and when it had said that all is well."""
+    """CRIU fails before crckpt has examined the tree, and after it has reported success."""
     with dumped(crckpt, BY_NAME["counter"]):
         for committed in (False, True):
             with obstructed.fails(committed=committed), traceless(crckpt):

@@ -118,7 +118,7 @@ def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.
 
 
 def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
-    """It may take minutes, and they share the store."""
+    """A rehearsal may take minutes, and the dumps share the store."""
     with started(BY_NAME["family"]) as tree, started(BY_NAME["counter"]) as other:
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
         wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")

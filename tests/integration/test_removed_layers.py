@@ -35,7 +35,7 @@ def layers(place: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("adopted")
 def test_file_removed_from_a_lower_layer_is_restored(crckpt: Crckpt) -> None:
-    """It seems to have a link, but cannot be linked again: its content is saved."""
+    """The file seems to have a link, but cannot be linked again: its content is saved."""
     with open_workdir() as place, layers(place), Tree(program("removed_layer"), place) as tree:
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()

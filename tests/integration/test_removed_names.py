@@ -39,7 +39,7 @@ def other_names(place: Path, other: str = ".", *words: str, user: int = 0) -> Ca
 
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_renamed_files_in_a_shared_directory_are_restored(crckpt: Crckpt, place: Path, user: int) -> None:
-    """CRIU links them beside their old names; a restored program has the same files, for its user, too."""
+    """CRIU links the files under their old names. The restored program has the same files, also as another user."""
     with stopped(crckpt, other_names(place, "inner", "sem", user=user)) as tree:
         before = tree.counters()
         crckpt.run("rehearse", JOB, "--seconds", "0.2")
@@ -94,7 +94,7 @@ def test_link_is_recreated_from_another_name_in_its_directory(crckpt: Crckpt, pl
 
 
 def test_failed_restore_removes_the_link(crckpt: Crckpt, place: Path, obstructed: ObstructedCriu) -> None:
-    """And a second one makes it again."""
+    """A second restore creates the link again."""
     with started(other_names(place)) as tree:
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB)

@@ -65,7 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_report_contains_no_secrets(secretive: Secretive) -> None:
-    """Neither of the process nor of the host; the secrets are there to be found, as --with-secrets shows."""
+    """It contains no secrets of the process or the host. --with-secrets shows that the secrets exist."""
     result = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
     assert result.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
     assert (result["failed"], result["with_secrets"]) == ([], False)
@@ -122,7 +122,7 @@ def test_with_secrets_includes_them(secretive: Secretive) -> None:
 
 
 def test_last_line_lists_the_contents(secretive: Secretive) -> None:
-    """All of it, and asks to look through it."""
+    """It lists all files and asks the user to check them."""
     last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
     assert all(name in last for name in _members(Path("it.tar.gz")))
     assert "paths" in last
@@ -139,7 +139,7 @@ def test_existing_file_is_not_overwritten(crckpt: Crckpt) -> None:
 
 
 def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
-    """From a file or stdin, the same: itself, without the host's name, and the cause that crckpt finds in it."""
+    """A file and stdin give the same: the log without the host's name, and its cause."""
     Path("some.log").write_text(LOG)
     crckpt.run("report", "some.log", "--output", "file.tar.gz")
     words = (str(PROGRAM), "report", "-", "--output", "stdin.tar.gz")
@@ -174,7 +174,7 @@ def test_unknown_argument_is_refused(secretive: Secretive, crckpt: Crckpt) -> No
 
 
 def test_report_on_a_damaged_checkpoint(secretive: Secretive, tmp_path: Path) -> None:
-    """Without its packs a checkpoint's manifest is there still; of a damaged manifest it is said; then all is lost."""
+    """Without its packs, a checkpoint still has a manifest. A damaged manifest is reported."""
     crckpt = Crckpt(tmp_path / "copy")
     shutil.copytree(secretive.crckpt.store, crckpt.store)
     for pack in crckpt.store.glob("packs/*/*.pack"):
@@ -214,7 +214,7 @@ def test_logs_of_a_killed_crckpt_are_included(secretive: Secretive, tmp_path: Pa
 
 
 def test_report_without_root_and_criu(crckpt: Crckpt) -> None:
-    """It is made all the same."""
+    """The report is still made."""
     words = (*AS_NOBODY, str(PROGRAM), "report", "--output", "it.tar.gz", "--store", str(crckpt.store))
     subprocess.run(words, env=crckpt.environment, check=True, capture_output=True)
     facts = json.loads(_members(Path("it.tar.gz"))["doctor.json"])["facts"]
@@ -225,7 +225,7 @@ def test_report_without_root_and_criu(crckpt: Crckpt) -> None:
 
 
 def test_interrupted_report_leaves_nothing(crckpt: Crckpt) -> None:
-    """Here while it waits for its log."""
+    """The report is interrupted while it waits for its log."""
     words = (str(PROGRAM), "report", "-", "--output", "it.tar.gz")
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stderr=pipe, text=True, env=crckpt.environment) as running:

@@ -72,7 +72,7 @@ def seizing(tmp_path: Path) -> Iterator[Seizing]:
 
 @pytest.mark.parametrize("with_library", [False, True], ids=["alone", "library"])
 def test_sequence_never_runs_code_of_criu(seizing: Seizing, tmp_path: Path, with_library: bool) -> None:
-    """By the library that crckpt loads into it, whatever it does itself."""
+    """The library that crckpt loads into CRIU prevents it."""
     environment = {"LD_PRELOAD": str(preload_library(tmp_path))} if with_library else {}
     words = [sys.executable, "-S", "-c", TRACER, str(seizing.process.pid)]
     subprocess.run(words, env=environment, check=True, timeout=60)
@@ -89,7 +89,7 @@ def test_dump_restores_without_running_the_sequence(crckpt: Crckpt, seizing: Sei
 def test_without_the_library_a_dump_names_a_suitable_criu(
     crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For programs of users alone."""
+    """This applies only to programs of users other than root."""
     older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 4.2; exit; }')
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     context = Context(store=crckpt.store, criu_option=older)

@@ -1,4 +1,4 @@
-"""Who is the parent of a restored program, what reaches it, and how it ends."""
+"""The parent of a restored program, the signals that reach it, and its end."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt, tree: Tree
 def test_death_by_signal_gives_the_exit_status(
     crckpt: Crckpt, tree: Tree, number: signal.Signals, through_crckpt: bool
 ) -> None:
-    """It is told as a shell tells it: 128 and the signal's number."""
+    """The status is 128 plus the signal's number, as in a shell."""
     before = tree.counters()
     with foreground(crckpt, "--json") as front:
         tree.wait_growth(before)
@@ -76,7 +76,7 @@ def test_ignored_hang_up_ends_no_program(crckpt: Crckpt, tree: Tree) -> None:
 
 
 def test_messages_do_not_mix_with_the_programs_output(crckpt: Crckpt, tree: Tree) -> None:
-    """In the foreground stdout belongs to the program."""
+    """In the foreground, stdout belongs to the program."""
     before = tree.counters()
     with foreground(crckpt) as front:
         tree.wait_growth(before)
@@ -88,7 +88,7 @@ def test_messages_do_not_mix_with_the_programs_output(crckpt: Crckpt, tree: Tree
 
 @pytest.mark.parametrize("full", [False, True])
 def test_program_keeps_its_parent_when_messages_cannot_be_written(crckpt: Crckpt, tree: Tree, full: bool) -> None:
-    """Whoever read stderr has gone, or the disk is full on which it lies."""
+    """The reader of stderr has gone, or its disk is full."""
     before = tree.counters()
     reading, writing = os.pipe()
     os.close(reading)
@@ -109,7 +109,7 @@ def test_program_keeps_its_parent_when_messages_cannot_be_written(crckpt: Crckpt
 
 
 def test_program_outlives_a_killed_crckpt(crckpt: Crckpt, tree: Tree) -> None:
-    """Its parent dies, and it goes on without."""
+    """The program continues without its parent."""
     before = tree.counters()
     with foreground(crckpt) as front:
         tree.wait_growth(before)
@@ -159,7 +159,7 @@ def test_output_to_an_outside_pipe_goes_to_stdout(crckpt: Crckpt) -> None:
 
 
 def test_json_output_has_stdout_to_itself(crckpt: Crckpt) -> None:
-    """What the program says goes to stderr then."""
+    """The output of the program goes to stderr."""
     with _talker(crckpt) as (pid, workdir), foreground(crckpt, "--json") as front:
         _goes_on(workdir)
         os.kill(pid, signal.SIGTERM)
@@ -171,14 +171,14 @@ def test_json_output_has_stdout_to_itself(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)])
 def test_detached_writer_to_an_outside_pipe_gets_no_sigpipe(crckpt: Crckpt, where: tuple[str, ...]) -> None:
-    """What it writes goes nowhere, and no SIGPIPE comes."""
+    """The output is discarded."""
     with _talker(crckpt) as (_, workdir):
         crckpt.run("restore", "job", "--detach", *where)
         _goes_on(workdir)
 
 
 def test_socket_as_output_is_refused(crckpt: Crckpt) -> None:
-    """As of a command that ssh runs, or of a service of systemd; nothing is begun, and a pipe will do."""
+    """A command run by ssh and a service of systemd have such output. Nothing starts, and a pipe is accepted."""
     with _talker(crckpt) as (pid, _):
         ours, theirs = socket.socketpair()
         with ours, theirs:

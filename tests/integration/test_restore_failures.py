@@ -112,7 +112,7 @@ def test_crckpt_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu) -
 
 @pytest.mark.parametrize("where", [(), ("--detach",), ("--new-pid-namespace",)])
 def test_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]) -> None:
-    """What it had built would wait for it for ever: crckpt ends it."""
+    """The restored processes would wait forever: crckpt ends them."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         with obstructed.is_killed():
@@ -127,7 +127,7 @@ def test_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu, 
 def test_tree_with_a_killed_process_does_not_run(
     crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
 ) -> None:
-    """As by a system that is out of memory: CRIU would wait for it without end."""
+    """The kernel may kill a process when memory is low: CRIU would wait for it forever."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before, words = tree.counters(), (*where, "--criu", str(obstructed.path))
         with obstructed.waits(committed=False) as obstacle, foreground(crckpt, *words) as front:
@@ -145,7 +145,7 @@ def test_tree_with_a_killed_process_does_not_run(
 def test_process_with_a_reused_pid_is_left_alone(
     crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
 ) -> None:
-    """It was free when crckpt looked, and another program's when CRIU came to it."""
+    """The PID was free when crckpt checked it, and in use when CRIU needed it."""
     with stopped(crckpt, BY_NAME["family"]) as tree, obstructed.waits_at_first() as obstacle:
         with foreground(crckpt, *where, "--criu", str(obstructed.path)) as front:
             obstacle.wait_reached()
@@ -160,7 +160,7 @@ def test_process_with_a_reused_pid_is_left_alone(
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_interruption_after_the_commit_is_too_late(crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool) -> None:
-    """Detached, the program runs and that is said; in the foreground the signal is for the program."""
+    """Detached, the program runs and a message says so. In the foreground, the program gets the signal."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
         words = ("--criu", str(obstructed.path), *(("--detach",) if detach else ()))
@@ -178,7 +178,7 @@ def test_interruption_after_the_commit_is_too_late(crckpt: Crckpt, obstructed: O
 
 
 def test_or_older_restores_an_older_checkpoint(crckpt: Crckpt) -> None:
-    """The newest is damaged, the one before does not agree with a file: both are told, and the third runs."""
+    """The newest is damaged and the one before conflicts with a file: both are reported, and the third is restored."""
     with _series_of_three(crckpt) as (tree, ids):
         log = tree.workdir / "journal.log"
         os.truncate(log, _size_then(crckpt, ids[0], log))
@@ -220,7 +220,7 @@ def test_or_older_does_not_apply_to_taken_pids(crckpt: Crckpt) -> None:
 
 
 def test_or_older_lists_all_reasons_when_none_restores(crckpt: Crckpt) -> None:
-    """With the reason of each."""
+    """Each checkpoint is listed with its reason."""
     with _series_of_three(crckpt) as (tree, ids):
         log = tree.workdir / "journal.log"
         log.unlink()

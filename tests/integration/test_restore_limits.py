@@ -61,7 +61,7 @@ def test_root_killed_after_the_commit(crckpt: Crckpt, obstructed: ObstructedCriu
     "capability", ["setpcap", "sys_ptrace", "net_admin", "checkpoint_restore", "sys_resource", "sys_admin"]
 )
 def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None:
-    """It is named. Threads may fail where nobody hears of it: then only the log says why."""
+    """The capability is named. If threads fail silently, only the log has the cause."""
     with stopped(crckpt, BY_NAME["threads"]) as tree:
         before = tree.counters()
         without = ("setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}")
@@ -87,7 +87,7 @@ def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None
 
 @pytest.mark.parametrize("member", range(1, 5))
 def test_task_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int) -> None:
-    """Its brothers and sisters wait for it in CRIU's restorer, where they may spin."""
+    """The other tasks wait for it in CRIU's restorer, where they may spin."""
     with stopped(crckpt, program("family")) as tree:
         pid, before = tree.all[member], tree.counters()
         is_over, killed = threading.Event(), list[int]()

@@ -1,4 +1,4 @@
-"""What a host lacks for a restore is said before CRIU gets anything, and with the numbers; where it is there, it works.
+"""Missing requirements of a restore are reported with numbers before CRIU starts; with them the restore works.
 
 Packages, CPUs, control groups, file systems and addresses are real, in namespaces and groups of the tests' own.
 """
@@ -55,7 +55,7 @@ def test_host_name_that_cannot_be_set(crckpt: Crckpt) -> None:
 
 
 def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
-    """It is named with both versions; when the old one is back, the restore works."""
+    """The message has both versions. With the old version the restore works."""
     for tool in ("dpkg", "dpkg-deb", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -97,7 +97,7 @@ def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> 
 
 
 def test_criu_older_than_the_checkpoint_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
-    """It is refused by what it says it is: one before 4.2 would restore no page, and say that all is well."""
+    """CRIU is judged by its version: before 4.2 it would restore no page and report success."""
     older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 3.17.1; exit; }')
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
@@ -110,7 +110,7 @@ def test_criu_older_than_the_checkpoint_is_refused(crckpt: Crckpt, tmp_path: Pat
 
 
 def test_too_little_memory_in_the_cgroup_is_reported(crckpt: Crckpt) -> None:
-    """Both numbers are told, and nothing is told where the limit is no limit."""
+    """The message has both numbers. Without a limit there is no message."""
     with stopped(crckpt, program("counter", "--mib", "100")), _group("memory") as group:
         limit = group / ("memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes")
         if limit.name != "memory.max" and "SwapFree:              0" not in Path("/proc/meminfo").read_text():
@@ -137,7 +137,7 @@ def test_too_few_pids_in_the_cgroup_are_reported(crckpt: Crckpt) -> None:
 
 
 def test_too_little_space_for_deleted_files_is_reported(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come back where they were: a file system that has been filled meanwhile is named."""
+    """The files return to their directory: a full file system is reported."""
     with _small_disk(16 * MEBIBYTE) as disk:
         monkeypatch.setenv("TMPDIR", str(disk))
         with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
@@ -153,7 +153,7 @@ def test_too_little_space_for_deleted_files_is_reported(crckpt: Crckpt, monkeypa
 
 
 def test_missing_address_is_reported(crckpt: Crckpt) -> None:
-    """The command that brings it back is told; then the restore works."""
+    """The message has the command that adds the address; then the restore works."""
     with _address(), stopped(crckpt, program("tcp_listen", ADDRESS)) as tree:
         before = tree.counters()
         _ip("del")
@@ -179,7 +179,7 @@ def test_connections_without_the_capability_to_repair_them(crckpt: Crckpt) -> No
 
 
 def test_pid_limit_below_the_trees_pids_is_reported(crckpt: Crckpt) -> None:
-    """In a namespace whose PIDs end below the tree's."""
+    """The PIDs of the namespace end below those of the tree."""
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 14):
         pytest.skip("before Linux 6.14 the limit is that of the whole host")
     with stopped(crckpt, BY_NAME["counter"]) as tree:
@@ -195,7 +195,7 @@ def test_pid_limit_below_the_trees_pids_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_missing_kernel_features_and_used_ports_are_reported(crckpt: Crckpt) -> None:
-    """Whatever lacks is told; where the kernel has it, as this one does, nothing is."""
+    """Missing features are reported; this kernel has them all, so nothing is."""
     if not has_guard_pages():
         pytest.skip("this kernel cannot guard pages")
     with stopped(crckpt, program("needy")) as tree:

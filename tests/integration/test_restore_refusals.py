@@ -1,4 +1,4 @@
-"""What stands against a restore is said before CRIU starts, by name and with the remedy; then it works."""
+"""Blockers of a restore are reported with their remedies before CRIU starts; with the remedy the restore works."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ REFUSED = 24
 
 
 def test_pid_in_use_is_reported(crckpt: Crckpt) -> None:
-    """Its owner is named; once the owner has ended, the restore works."""
+    """The owner is named. After it has ended, the restore works."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
         with taken(tree.pid, "PID"):
@@ -50,7 +50,7 @@ def test_pid_in_use_as_thread_group_or_session_is_reported(crckpt: Crckpt) -> No
 
 
 def test_every_pid_of_the_tree_is_checked(crckpt: Crckpt) -> None:
-    """That of a thread, or of a grandchild that leads a group, as much as the root's."""
+    """The PID of a thread, or of a grandchild that leads a group, counts like that of the root."""
     with started(BY_NAME["family"]) as tree:
         leader, elder = (tree.parts()[name].pid for name in ("leader", "elder"))
         thread = max(task.id for task in psutil.Process(leader).threads())
@@ -109,7 +109,7 @@ def tree(crckpt: Crckpt) -> Iterator[Tree]:
 
 
 def test_changed_file_is_reported(crckpt: Crckpt, tree: Tree) -> None:
-    """It is named with who holds it and with the remedy, and when all files are put right the restore works."""
+    """The message names the file, its holder and the remedy. With all files repaired the restore works."""
     before = tree.counters()
     for damage in DAMAGES:
         path = _held(tree, damage.name)
@@ -124,7 +124,7 @@ def test_changed_file_is_reported(crckpt: Crckpt, tree: Tree) -> None:
 
 
 def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree) -> None:
-    """Neither the file that would be cut back nor the store."""
+    """Neither the file to cut back nor the store changes."""
     path = _held(tree, "write.txt")
     with _put_back(path):
         _append(path)
@@ -138,7 +138,7 @@ def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree
 
 
 def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> None:
-    """Not one after the other with each new try."""
+    """One attempt reports all of them."""
     paths = [_held(tree, name) for name in ("read.txt", "write.txt", "mode.txt")]
     with _put_back(paths[0]), _put_back(paths[1]), _put_back(paths[2]), taken(tree.pid, "PID"):
         paths[0].unlink()
@@ -179,7 +179,7 @@ def test_longer_build_of_a_library_is_never_cut_back(crckpt: Crckpt, tree: Tree)
 
 
 def test_symbolic_link_open_as_such_is_checked(crckpt: Crckpt, tree: Tree) -> None:
-    """That it leads to nothing is no obstacle; that it is gone is one."""
+    """A dangling link is accepted; a missing link is not."""
     before = tree.counters()
     link = tree.workdir / "link"
     link.rename(link.with_name("aside"))
@@ -190,7 +190,7 @@ def test_symbolic_link_open_as_such_is_checked(crckpt: Crckpt, tree: Tree) -> No
 
 
 def test_port_in_use_is_reported(crckpt: Crckpt) -> None:
-    """Whoever listens there now must end first."""
+    """The listening program must end first."""
     with stopped(crckpt, BY_NAME["tcp-listen"]) as tree:
         before = tree.counters()
         port = int((tree.workdir / "ports").read_text().split()[0])
@@ -227,7 +227,7 @@ def test_file_lock_held_by_another_program_is_reported(crckpt: Crckpt, other: st
 
 
 def test_lock_left_by_an_ended_process_names_its_present_holder(crckpt: Crckpt) -> None:
-    """As that of the program flock(1) starts is: the kernel goes on to say the PID of who locked."""
+    """flock(1) takes a lock in a program that ends: the kernel still reports the PID of the process that took it."""
     with stopped(crckpt, BY_NAME["locks"]) as tree, (tree.workdir / "flock.lock").open() as file:
         taker = os.fork()
         if not taker:

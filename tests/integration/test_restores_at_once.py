@@ -1,4 +1,4 @@
-"""Two restores of one job at the same time: the second waits for the first, or says that it is there."""
+"""Two restores of one job at the same time: the second waits for the first, or reports it."""
 
 import subprocess
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def ended(crckpt: Crckpt) -> Iterator[Remote]:
 def test_second_restore_finds_the_running_tree(
     crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu, ref: str
 ) -> None:
-    """It touches nothing until then, and the tree of the first lives."""
+    """The second restore changes nothing until then, and the first tree keeps running."""
     with obstructed.waits(committed=False) as obstacle:
         first = crckpt.start("restore", JOB, "--detach", "--criu", str(obstructed.path))
         obstacle.wait_reached()
@@ -70,7 +70,7 @@ def test_second_restore_succeeds_when_the_first_fails(
 def test_restore_that_waited_too_long_names_the_other(
     crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu
 ) -> None:
-    """With its PID, as long as it is there; in the foreground a program that runs keeps nobody out."""
+    """The message has the PID of the other restore. In the foreground, a running program blocks nobody."""
     with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as first:
         obstacle.wait_reached()
         result = crckpt.run("restore", JOB, "--detach", status=LOCKED, CRCKPT_LOCK_S="1")

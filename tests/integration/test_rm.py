@@ -47,7 +47,7 @@ def test_checkpoint_of_a_restarted_program_can_be_removed(crckpt: Crckpt) -> Non
 
 
 def test_checkpoint_restored_by_an_older_crckpt_can_be_removed(crckpt: Crckpt) -> None:
-    """It left no mark, but the program runs."""
+    """The older crckpt left no mark, but the program runs."""
     with stopped(crckpt, program("counter")):
         crckpt.run("restore", JOB, "--detach")
         (made,) = Repository.open(crckpt.store).ids()

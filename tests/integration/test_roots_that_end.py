@@ -1,4 +1,4 @@
-"""What is said to run is looked at once more: a root that dies with its parent, or that has ended meanwhile."""
+"""A program is checked again before it is reported as running: roots with a parent-death signal, and ended roots."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_root_with_parent_death_signal_in_a_pid_namespace(crckpt: Crckpt, mortal
 
 
 def test_root_with_parent_death_signal_in_the_foreground(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
-    """That is crckpt."""
+    """crckpt is the parent."""
     stop(crckpt, mortal)
     front = crckpt.start("restore", JOB)
     assert front.stderr is not None
     assert "restored" in front.stderr.readline()
-    # Said before it runs. CRIU sets PR_SET_PDEATHSIG last of all: a parent that has ended by then sends nothing.
+    # This is printed before it runs. CRIU sets PR_SET_PDEATHSIG last: a parent that has ended sends nothing.
     children = psutil.Process(front.pid).children
     wait_for(lambda: [child.pid for child in children()] == [mortal.pid], ENDS_WITHIN_S, "CRIU to end")
     front.kill()

@@ -1,4 +1,4 @@
-"""A job that runs is known wherever it runs: by its name, by its pidfile, and by whoever would restore it again."""
+"""A running job is found by its name, its pidfile and a second restore, wherever it runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def job_of_a_shell(crckpt: Crckpt, pidfile: Path) -> Iterator[tuple[Tree, int]]:
 
 
 def test_program_in_a_pid_namespace_is_found_by_its_job(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Its PID was taken: its job, its pidfile, its PID and those of its helpers name it, and no other program."""
+    """The old PID was in use. The program is found by its job, pidfile and PID, and by the PIDs of its helpers."""
     pidfile, newer = tmp_path / "pid", tmp_path / "newer"
     with job_of_a_shell(crckpt, pidfile) as (tree, pid):
         before = tree.counters()
@@ -78,7 +78,7 @@ def _last_word(process: psutil.Process) -> str:
 
 
 def test_job_name_finds_its_running_program(crckpt: Crckpt) -> None:
-    """As long as it runs; then it says how to bring it back."""
+    """This works while the program runs; afterwards the message suggests a restore."""
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         for words in (("dump", JOB, "--json"), ("doctor", JOB, "--json"), ("pre-dump", JOB, "--json")):

@@ -30,7 +30,7 @@ def test_second_job_of_the_same_process_shares_pages(crckpt: Crckpt) -> None:
 
 
 def test_ten_workers_of_one_program_share_pages(crckpt: Crckpt) -> None:
-    """Each has addresses of its own, and so pages of its own."""
+    """Each worker has its own addresses, and so different pages."""
     sizes = []
     for number in range(WORKERS):
         # One after the other: each checks its memory all the time.

@@ -92,7 +92,7 @@ def _stopped(pid: int) -> list[psutil.Process]:
 @pytest.mark.parametrize("words", [(), ("--stop",), ("--async",), ("--pre-copy",)], ids=" ".join)
 @pytest.mark.parametrize("how", ["silent", "deaf"])
 def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tuple[str, ...]) -> None:
-    """Whether or not its program has read the request, so that the kernel lets nobody end CRIU."""
+    """The program of the file system may have read the request or not: then the kernel does not let CRIU be killed."""
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, how, *words) as dump:
         criu = running_criu(dump.pid)
         out, error = dump.communicate(timeout=WITHIN_S)
@@ -106,7 +106,7 @@ def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tup
 
 
 def test_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
-    """The shell shows no prompt before it has the answer, and nothing can end who waits for this file system."""
+    """The shell waits for the answer, and nothing can end a process that waits for this file system."""
     with tree_on_fuse("opened") as tree:
         (tree.workdir / "silent").write_text("silent")
         words = ("dump", f"pidfile:{tree.workdir}/mount/")
@@ -120,7 +120,7 @@ def test_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("kind", ["opened", "mapped", "directory"])
 def test_file_system_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
-    """Then crckpt itself waits for it when it examines the tree."""
+    """crckpt itself waits for it while it examines the tree."""
     with tree_on_fuse(kind) as tree:
         (tree.workdir / "silent").write_text("silent")
         dump = crckpt.start("dump", str(tree.pid), "job", **QUICKLY)

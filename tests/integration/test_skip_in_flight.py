@@ -1,4 +1,4 @@
-"""A client that waits to be accepted stands against a dump, unless it may be left out."""
+"""A pending connection is a blocker of a dump, unless it may be skipped."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Sockets of a restored program have the options and memberships that they had, asked from inside; losses are said."""
+"""Sockets of a restored program keep their options and memberships; losses are reported."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_only_new_pages_need_space(tmp_path: Path, elsewhere: Path) -> None:
 
 
 def test_file_size_limit_is_raised_or_refused(tmp_path: Path) -> None:
-    """It would end CRIU in the freeze. crckpt lifts it, and without the right to do so it refuses."""
+    """The limit would kill CRIU in the freeze. crckpt raises it, or refuses without the right to do so."""
     with holding(RANDOM, tmp_path) as pid:
         Crckpt(tmp_path / "store", ("prlimit", "--fsize=8388608:")).run("dump", pid)
         unprivileged = (

@@ -1,4 +1,4 @@
-"""Where a dump's images lie until they are stored, and that they fit there."""
+"""The directory of a dump's images before they are stored, and its free space."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def test_images_are_staged_in_the_given_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    """In a directory that only we may look into, and gone when the dump is over."""
+    """Only root can enter the directory, and it is removed after the dump."""
     with crckpt.start(
         "dump", str(tree.pid), JOB, "--staging", str(elsewhere), CRCKPT_STOP_AT="manifest.create"
     ) as dump:
@@ -62,7 +62,7 @@ def test_gc_removes_staged_images_of_a_killed_dump(crckpt: Crckpt, tree: Tree, e
 
 
 def test_staging_writable_by_others_is_left_alone(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    """In a directory for all, somebody might lead us to remove what we did not make, or to wait for ever."""
+    """In a directory writable by all, another user could make us remove other files, or wait forever."""
     for name, mode in (("crckpt-theirs", 0o700), ("crckpt-open", 0o755)):
         (elsewhere / name).mkdir()
         (elsewhere / name).chmod(mode)
@@ -99,7 +99,7 @@ def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path
 
 
 def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    """Its owner could put a link there, and root would write a program's memory behind it."""
+    """The owner could put a link there, and root would write the memory of a program behind it."""
     (elsewhere / "below").mkdir()
     os.chown(elsewhere, 65534, 65534)
     result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere / "below"), status=USAGE)

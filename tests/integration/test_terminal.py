@@ -98,7 +98,7 @@ def test_dump_explains_why_it_uses_the_terminal_option(crckpt: Crckpt, workdir: 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_restore_without_a_terminal_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
-    """Detached or not; what it wants is said."""
+    """This holds with and without --detach. The message says what is missing."""
     for words in (("--detach",), ()):
         result = crckpt.run("restore", JOB, *words, status=REFUSED)
         assert "the tree was started from a terminal and needs one" in result.err
@@ -106,7 +106,7 @@ def test_restore_without_a_terminal_is_refused(crckpt: Crckpt, stopped_job: int)
 
 
 def test_program_of_another_user_gets_our_terminal_only_with_an_option(crckpt: Crckpt, workdir: Path) -> None:
-    """It could type commands for our shell (TIOCSTI)."""
+    """The program could type commands for our shell (TIOCSTI)."""
     shutil.copytree(PROGRAMS, workdir / "programs")
     os.chown(workdir, NOBODY, NOBODY)
     environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "PS1": "$ "}
@@ -127,7 +127,7 @@ def test_program_of_another_user_gets_our_terminal_only_with_an_option(crckpt: C
 
 
 def test_restored_program_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
-    """What is typed reaches the program, ^C once, and crckpt ends with it."""
+    """Input reaches the program, ^C arrives once, and crckpt ends with the program."""
     before = _read_status(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
         wait_for(lambda: _read_status(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
@@ -189,7 +189,7 @@ def test_stop_gives_the_shell_the_terminal_until_fg(
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_stop_without_a_shell_is_ignored(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
-    """crckpt is the only program on its terminal, as of `ssh -t`: nobody could type `fg`."""
+    """With `ssh -t`, crckpt is the only program on its terminal: no shell could continue it."""
     before = _read_status(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
         wait_for(lambda: _read_status(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
@@ -242,7 +242,7 @@ def test_stop_during_the_restore_gives_the_shell_the_terminal(
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
-    """Another process on the host, but the same terminal."""
+    """The process has another PID on the host, but the same terminal."""
     before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB, "--new-pid-namespace")
     with Terminal(*argv, environment=crckpt.environment) as terminal:
@@ -258,7 +258,7 @@ def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job
 def test_foreign_process_group_is_no_problem_in_a_pid_namespace(
     crckpt: Crckpt, stopped_job: int, workdir: Path
 ) -> None:
-    """CRIU fails there: the group of whoever restores has no number inside."""
+    """Otherwise CRIU fails: the group of the restoring process has no number inside."""
     before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB)
     with Terminal(*argv, "--new-pid-namespace", environment=crckpt.environment) as terminal:
@@ -274,7 +274,7 @@ def test_foreign_process_group_is_no_problem_in_a_pid_namespace(
 def test_stop_in_a_pid_namespace_gives_the_shell_the_terminal(
     crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes, how: str
 ) -> None:
-    """By ^Z, or by a SIGSTOP as programs send it to themselves that catch ^Z."""
+    """The stop comes from ^Z, or from a SIGSTOP that a program sends to itself after catching ^Z."""
     before = _read_status(workdir).counter
     environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:

@@ -81,7 +81,7 @@ def restored(target: Target, images: Path, number: int | None = None) -> str:
 
 @pytest.mark.parametrize("way", [None, "LD_PRELOAD"])
 def test_second_dump_contains_only_changed_pages(target: Target, tmp_path: Path, way: str | None) -> None:
-    """By the loader's --preload where CRIU is a script that takes it, and as a distribution's CRIU gets it."""
+    """The library is loaded by the loader's --preload, if CRIU is a script, or as for a distribution's CRIU."""
     tracker = chosen(target, tmp_path)
     if way and not tracker.environment(find_criu()).get("CRCKPT_CRIU_PRELOAD"):
         tracker.close()
@@ -134,7 +134,7 @@ def test_chain_restored_in_the_middle_can_be_continued(target: Target, tmp_path:
 
 
 def test_second_dump_without_a_tracker_is_full(target: Target, tmp_path: Path) -> None:
-    """Nobody has registered the memory: every page counts as written, none is lost."""
+    """No memory is registered: every page counts as written, and none is lost."""
     tracker = chosen(target, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
     environment = tracker.environment(find_criu())
@@ -179,7 +179,7 @@ def test_dump_after_one_that_failed_after_the_reset_is_full(target: Target, tmp_
 
 
 def test_criu_reads_only_flags_from_smaps() -> None:
-    """What crckpt's library gives it as smaps has no other line (smaps.c): one that asks for more needs more."""
+    """crckpt's library gives CRIU no other lines of smaps (smaps.c). A CRIU that needs more would fail."""
     found = find_criu()
     (program,) = (path for path in (found, *found.parent.rglob("sbin/criu")) if path.read_bytes()[:4] == b"\x7fELF")
     names = {line.split(":")[0] for line in Path("/proc/self/smaps").read_text().splitlines() if line[0].isupper()}

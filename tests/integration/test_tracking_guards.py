@@ -1,4 +1,4 @@
-"""The oracle is tested itself: with the guard against any one trap taken out, it tells of wrong pages.
+"""The oracle detects wrong pages when any one guard is removed.
 
 A guard that cannot be missed on this kernel, because the kernel got one of its own, is tested for what it does
 (tests/unit/tracking/preload/test_guards.py).
@@ -84,7 +84,7 @@ def test_preload_library_without_a_guard(
 
 
 def test_tracked_mappings_of_files(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written over a file and dropped leaves a mark, and is taken for what it was. There are two guards."""
+    """A dropped write over a file leaves a mark, and the page looks unchanged. Two guards prevent this."""
 
     def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.AddressRange, ...]:
         found = []
@@ -108,7 +108,7 @@ def test_reset_without_a_commit(oracle: Oracle, tmp_path: Path) -> None:
 
 
 def test_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It resets the bits that the first counts on. Two guards are against it where write protection tracks."""
+    """It resets the bits that the first one needs. With write protection two guards prevent this."""
     root = proc.read_process(oracle.pid)
     assert root is not None
     method = UffdWp() if oracle.tracker.name == UffdWp.name else SoftDirty()
@@ -135,7 +135,7 @@ def _take_userfaultfd(pid: int) -> int:
 
 
 def test_foreign_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has it resets the bits when it likes."""
+    """Its owner can reset the bits at any time."""
     register = WriteProtection.register
 
     def heedless(self: WriteProtection, found: pagemap.AddressRange, *, is_new: bool = True) -> None:
@@ -186,7 +186,7 @@ def written_by(process: subprocess.Popen[bytes], content: bytes) -> None:
 
 
 def test_device_that_writes_to_memory(criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned pages are written past the page tables, whoever holds the ring; the process has no descriptor of it."""
+    """Pinned pages are written without the page tables, whoever holds the ring. The process has no descriptor of it."""
     with device(compile_program(tmp_path, "device")) as (pid, process):
         (tmp_path / "work").mkdir()
         oracle = Oracle(criu, pid, tmp_path / "work")

@@ -1,4 +1,4 @@
-"""Never a wrong page: what a chain of incremental dumps holds is compared with what the frozen tree had, byte by byte.
+"""A chain of incremental dumps has exactly the pages of the frozen tree, byte by byte.
 
 The tree writes, maps, moves, drops, protects and forks at random all the while. CRCKPT_ORACLE_SEEDS says how many
 trees there are to be: every other one is dumped by CRIU alone, the rest through the store.
@@ -91,7 +91,7 @@ def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict
 def test_stored_incremental_dumps_contain_no_wrong_page(
     crckpt: Crckpt, churn: Path, wrapper: Seeing, tmp_path: Path, seed: int
 ) -> None:
-    """By `crckpt dump`: a keeper tracks the tree, the parent is a checkpoint, and each is looked at alone."""
+    """A tracker tracks the tree, the parent is a checkpoint, and each checkpoint is compared alone."""
     kept: list[tuple[str, Path]] = []
     full: list[str] = []
     with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:

@@ -192,7 +192,7 @@ def test_calls_continue_until_their_event(
 def test_calls_interrupted_by_an_earlier_stop_continue(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
 ) -> None:
-    """Those that the kernel goes on with; signal(7) names the others. They are in restart_syscall then."""
+    """The kernel continues these calls in restart_syscall; signal(7) lists the others."""
     restarted = {"poll", "futex", "futex-until", "nanosleep", "clock_nanosleep"}
     with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
         for process in family(running.pid):
@@ -314,7 +314,7 @@ def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
 def test_each_eintr_has_its_handler(
     crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, way: tuple[str, ...], adopted: None
 ) -> None:
-    """And where the signal comes in the call only, each handler its EINTR."""
+    """A signal during the call gives one EINTR for each handler."""
     with waiting(handled, tmp_path / "work", call, count=1) as running:
         for _ in range(3):
             with storm(running.pid):
@@ -385,7 +385,7 @@ def test_tail_prints_lines_appended_after_a_dump(
 def test_dump_without_the_library_warns_of_interrupted_calls(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
 ) -> None:
-    """As where crckpt was installed without a C compiler."""
+    """This happens where crckpt was installed without a C compiler."""
     # What is installed here stays: other tests, and other programs, use it.
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:

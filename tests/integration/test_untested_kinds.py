@@ -61,7 +61,7 @@ def test_tree_of_an_untested_kind_is_ended_only_by_force(crckpt: Crckpt, holder:
 
 
 def test_packet_ring_needs_force(crckpt: Crckpt) -> None:
-    """CRIU makes it anew and the kernel begins at its start, where the program does not wait: no rehearsal shows it."""
+    """The kernel restarts a new ring at its start, where the program does not wait. No rehearsal shows this."""
     with remote() as program:
         program.ask(
             "import mmap, socket, struct\n"

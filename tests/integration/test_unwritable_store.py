@@ -81,7 +81,7 @@ def readable(store: Path) -> None:
 
 
 def test_store_on_a_read_only_mount_is_readable(place: Path, tree: Tree) -> None:
-    """All that adds and removes nothing works, `restore` and `rehearse` too, and leaves nothing behind."""
+    """Commands that add and remove nothing work, including `restore` and `rehearse`, and leave nothing behind."""
     crckpt, before = read_only(place), files(place / "store")
     assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 2
     crckpt.run("show", JOB)
@@ -112,7 +112,7 @@ def test_restore_can_stage_in_another_directory(place: Path, tree: Tree, command
 
 
 def test_writing_commands_report_the_unwritable_store(place: Path, tree: Tree) -> None:
-    """With the exit code of an unusable store, before anything is done."""
+    """They exit with the code of an unusable store before they start."""
     Crckpt(place / "store").run("export", JOB, str(place / "exported"))
     crckpt, pid = read_only(place), str(os.getppid())
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
@@ -135,7 +135,7 @@ def test_writing_commands_report_the_unwritable_store(place: Path, tree: Tree) -
 
 
 def test_new_store_on_a_read_only_mount_is_refused(place: Path) -> None:
-    """It cannot be made."""
+    """The store cannot be created."""
     (place / "store").mkdir(mode=0o700)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         words = ("dump", str(process.pid), JOB, "--json")
@@ -145,7 +145,7 @@ def test_new_store_on_a_read_only_mount_is_refused(place: Path) -> None:
 
 
 def test_backup_without_empty_directories_is_readable(place: Path, tree: Tree) -> None:
-    """Nor with the file of the lock. It belongs to the reader, is readable for all, and stays so."""
+    """The lock file is missing, too. The backup belongs to the reader, is readable for all, and stays so."""
     store = place / "store"
     for name in ("cache", "tmp", "locks", "refs", "pending"):
         shutil.rmtree(store / name, ignore_errors=True)
@@ -198,7 +198,7 @@ def test_reader_without_write_permission_holds_the_lock(place: Path, tree: Tree,
 
 
 def test_store_that_only_root_can_read_suggests_sudo(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
-    """With the command to type."""
+    """The hint is the command to type."""
     store = place / "store"
     reader = replace(Crckpt(store), before=user)
     for command in ("list", "show job", "verify", "diff job~1 job", "gc", "rm job", "tag job x", "core job"):

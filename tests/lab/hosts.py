@@ -1,4 +1,4 @@
-"""What tests do with two hosts and a client, wherever these are. Only the standard library is needed."""
+"""Operations of tests on two hosts and a client, of any kind. Only the standard library is needed."""
 
 from __future__ import annotations
 

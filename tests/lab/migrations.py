@@ -1,4 +1,4 @@
-"""Migrations in the lab, with a fault on one side; and the judge, which looks at processes, not at what crckpt says."""
+"""Migrations in the lab, with a fault on one side; and the judge, which examines processes, not messages of crckpt."""
 
 from __future__ import annotations
 

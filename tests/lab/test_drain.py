@@ -98,7 +98,7 @@ def test_all_movable_programs_move_and_the_rest_is_explained(lab: Namespaces) ->
 
 
 def test_moved_programs_can_be_moved_back(lab: Namespaces) -> None:
-    """What runs there already is not on the way."""
+    """Programs that already run there are no obstacle."""
     with four_programs(lab):
         lab.run("source", "crckpt", "migrate", "--all", "destination", status=PARTLY_DONE)
         back = lab.run("destination", "crckpt", "migrate", "--all", "source", "--json", "--at-once", "3")
@@ -120,7 +120,7 @@ def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -
 
 
 def test_programs_that_end_meanwhile_are_no_failure(lab: Namespaces) -> None:
-    """One while it is moved, one before its turn. Neither is a failure, and the others move."""
+    """One program ends during its move, one before. The others move."""
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, _, _):
             for port in (9002, 9003):

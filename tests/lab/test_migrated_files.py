@@ -1,4 +1,4 @@
-"""What a program writes while it moves is not lost, and a check of a move changes nothing."""
+"""Writes of a program during its move are not lost, and a check of a move changes nothing."""
 
 from __future__ import annotations
 

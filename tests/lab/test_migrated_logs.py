@@ -53,7 +53,7 @@ def count_lines(lab: TwoHosts, host: str) -> int:
 
 
 def test_log_moves_to_the_destination_and_back(lab: TwoHosts) -> None:
-    """There it is missing, here it is older on the way back: each time what it lacks is sent."""
+    """The log is missing at the destination, and older on the way back: only the missing part is sent."""
     with logging(lab) as pid:
         words = ("crckpt", "migrate", str(pid), "destination", JOB)
         refused = lab.run("source", *words, status=REFUSED).err

@@ -32,7 +32,7 @@ def migrate(lab: TwoHosts, pid: int, *options: str, there: str = "destination", 
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_client_sees_a_pause_and_no_reset(lab: TwoHosts, version: int) -> None:
-    """Its one connection goes on: every answer comes once, in order, from the source and then from the destination."""
+    """The client's one connection survives: every answer comes once and in order from both hosts."""
     address = lab.service(version)
     try:
         with served(lab, "--memory", "8", "--rewrite", "0.05", address=address) as pid:
@@ -56,7 +56,7 @@ def test_client_sees_a_pause_and_no_reset(lab: TwoHosts, version: int) -> None:
 
 
 def test_tree_of_twenty_processes_moves_completely(lab: TwoHosts) -> None:
-    """Each counts in memory that all share, and in its own: nobody misses a count, nobody counts twice."""
+    """Each process counts in shared and in private memory: no count is lost or repeated."""
     directory = "/srv/counters"
     for host in ("source", "destination"):
         lab.run(host, "mkdir", "-p", directory)
@@ -75,7 +75,7 @@ def test_tree_of_twenty_processes_moves_completely(lab: TwoHosts) -> None:
 
 
 def test_local_lazy_move_runs_before_its_memory_is_filled(lab: TwoHosts) -> None:
-    """With --local-lazy: its client goes on, and finds all memory as it was; it can be moved back at once."""
+    """The client's connection survives, all memory is as before, and the program can be moved back at once."""
     try:
         with served(lab, "--memory", "32", "--rewrite", "0.05", address=lab.service(4)) as pid:
             with talking(lab, 4) as client:
@@ -95,7 +95,7 @@ def test_local_lazy_move_runs_before_its_memory_is_filled(lab: TwoHosts) -> None
 
 
 def test_lazy_move_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
-    """With --lazy: its client goes on, and finds all memory as it was; the checkpoint is in both stores in the end."""
+    """The client's connection survives, all memory is as before, and both stores have the checkpoint in the end."""
     try:
         with served(lab, "--memory", "32", "--rewrite", "0.05", address=lab.service(4)) as pid:
             with talking(lab, 4) as client:
@@ -116,7 +116,7 @@ def test_lazy_move_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
 
 @pytest.mark.parametrize("mode", ["w", "a"])
 def test_program_that_writes_during_the_move_loses_no_line(lab: TwoHosts, mode: str) -> None:
-    """To a file that both hosts have: at each look it is longer. No line is lost, and none comes twice."""
+    """Both hosts have the file. It only grows, and no line is lost or repeated."""
     path = f"/srv/shared/counted-{mode}"
     pid = lab.start("source", PYTHON, PROGRAMS / "writes_on.py", path, mode)
 
@@ -140,7 +140,7 @@ def test_program_that_writes_during_the_move_loses_no_line(lab: TwoHosts, mode: 
 
 
 def test_move_to_the_same_host_is_refused(lab: TwoHosts) -> None:
-    """All that the program has would be in use there, and crckpt would advise to end it."""
+    """All resources of the program would be in use, and crckpt would suggest to end it."""
     with served(lab) as pid:
         refused = lab.run("source", "crckpt", "migrate", str(pid), "source", JOB, status=24)
         assert refused.err.startswith("crckpt: source: it is this host, where the program runs\n")
@@ -243,7 +243,7 @@ def test_moved_program_is_not_restored_at_the_source(lab: TwoHosts) -> None:
 
 
 def test_user_hooks_run_in_order(lab: TwoHosts) -> None:
-    """One that fails after the commit is reported."""
+    """A hook that fails after the commit is reported."""
     log = "/run/hooks"
     hook = f'echo "$CRCKPT_MOVE_STEP $CRCKPT_JOB" >> {log}'
     failing = f"{hook}; test $CRCKPT_MOVE_STEP = prepare || exit 3"

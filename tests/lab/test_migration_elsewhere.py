@@ -1,4 +1,4 @@
-"""A move is aborted while its destination is in doubt, and the program moves elsewhere: nobody forgets the first host.
+"""A move is aborted with its destination in doubt, and the program moves elsewhere: the first host is remembered.
 
 Another store on the destination is the other host.
 """

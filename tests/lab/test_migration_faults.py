@@ -1,4 +1,4 @@
-"""Whatever fails at whatever moment of a move: afterwards exactly one copy runs, or a command that is named brings it.
+"""After any fault at any step of a move, exactly one copy runs, or the suggested command starts one.
 
 CI takes some moments. All of them take hours, in parts of some minutes, which -k chooses by their fault:
 `CRCKPT_EXTENT=hours scripts/test tests/lab/test_migration_faults.py -k "at_every_step and killed"`.
@@ -105,7 +105,7 @@ def test_client_stays_connected(lab: Namespaces, fault: str, moment: Moment, ver
 
 
 def test_failed_restore_keeps_the_tree_at_the_source(lab: Namespaces) -> None:
-    """Another process takes the PID over there after the gate: the tree runs on at the source."""
+    """Another process takes the PID at the destination after the gate: the tree keeps running at the source."""
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={DESTINATION}")
         stopped = wait_until_stopped(lab, "destination", process)
@@ -192,7 +192,7 @@ def test_criu_decides_when_crckpt_was_killed(lab: Namespaces) -> None:
     ],
 )
 def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
-    """It has the address and the connections again, once it knows or is told that the source has ended."""
+    """The destination has the address and the connections as soon as it learns that the source has ended."""
     options = move_address(lab, version)
     moment = "receive.Ended:1" if source_is_gone else "hold.commit:1"
     try:
@@ -252,7 +252,7 @@ def test_killed_resume_at_every_step(lab: Namespaces, side: str, part: int) -> N
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_at_every_step(lab: Namespaces, fault: str, part: int) -> None:
-    """Each, with a client that is connected all the time."""
+    """Each fault runs with a connected client."""
     found = find_connected_moments(lab)
     assert len(found) > 300
     moments = [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]
@@ -267,7 +267,7 @@ def test_fault_at_every_step(lab: Namespaces, fault: str, part: int) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_fault_at_every_kind_of_step_before_the_handover(lab: Namespaces, part: int) -> None:
-    """Each with one fault: with files and a log that are sent, and with hooks."""
+    """Each step gets one fault. The moves send files and a log, and run hooks."""
     found = find_kinds_before(lab)
     assert len(found) > 50
     strikes = {}

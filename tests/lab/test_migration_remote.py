@@ -1,4 +1,4 @@
-"""The other side of a move: reached as a user who is not root, killed in the middle, or not reached at all."""
+"""The destination of a move: reached as an unprivileged user, killed in the middle, or unreachable."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_unprivileged_remote_user_is_refused_with_a_hint(lab: Namespaces) -> Non
 
 
 def test_program_stays_in_the_ssh_session_without_systemd(lab: Namespaces) -> None:
-    """There is no systemd that would give it a scope of its own."""
+    """No systemd exists that could give it its own scope."""
     session = "/sys/fs/cgroup/session-9.scope"
     lab.run("destination", "mkdir", session)
     script = f'#!/bin/sh\necho $$ >{session}/cgroup.procs\nexec crckpt "$@"\n'

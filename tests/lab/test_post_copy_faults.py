@@ -1,4 +1,4 @@
-"""Whatever fails while a program runs on the destination and lacks memory: it never goes on with wrong memory.
+"""After any fault while memory is missing at the destination, a program never continues with wrong memory.
 
 With --lazy it ends, and comes back as it was when it was frozen. With --local-lazy it goes on, or its end is said.
 """
@@ -57,7 +57,7 @@ def test_program_continues_after_a_harmless_fault(lab: Namespaces, fault: str) -
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_at_every_step_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
-    """Each from the program's end at the source on: in the end it runs once, as it was frozen."""
+    """Each step after the end at the source: in the end the program runs once, as it was frozen."""
     found = find_late_moments(lab)
     assert len(found) > 100
     moments = [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]
@@ -86,7 +86,7 @@ def test_memory_is_filled_without_helpers(lab: Namespaces, strike: Callable[[Lat
 
 @pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
 def test_end_of_a_partly_filled_program_is_reported(lab: Namespaces, fault: str) -> None:
-    """With --local-lazy nothing brings it back by itself; `crckpt restore` does."""
+    """With --local-lazy nothing restarts the program by itself; `crckpt restore` does."""
     with moving_unfilled(lab) as move:
         ENDING[fault](move)
         move.wait_for_end()

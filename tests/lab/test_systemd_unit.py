@@ -45,7 +45,7 @@ def test_units_are_dumped_and_restored() -> None:
 
 
 def test_lab_passes_output_and_status_on() -> None:
-    """In this directory, with words as they are, under systemd."""
+    """The command runs in this directory, with its arguments unchanged, under systemd."""
     done = run_lab("sh", "-c", 'cat /proc/1/comm; pwd; echo "$1"; echo said >&2; exit 7', "_", "two  'words'\n$HOME")
     assert (done.returncode, done.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
 
@@ -63,7 +63,7 @@ def test_lab_does_not_change_kernel_settings() -> None:
 
 
 def test_interrupted_lab_leaves_nothing(tmp_path: Path) -> None:
-    """No process, cgroup, mount or file; a daemon that it started ends too."""
+    """No process, cgroup, mount or file is left; a daemon that the lab started also ends."""
     show = "systemd-run -q sleep 1000; findmnt -no OPTIONS /; exec sleep 1000"
     with subprocess.Popen(
         [str(LAB), "bash", "-c", show], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}

@@ -38,7 +38,7 @@ def lab() -> Iterator[TwoHosts]:
     ("origin", "target"), [("source", "destination"), ("destination", "source"), ("client", "source")]
 )
 def test_ssh_works_between_hosts(lab: TwoHosts, origin: str, target: str) -> None:
-    """By key, without a question, to another host; crckpt is there at the same path."""
+    """ssh uses a key and asks nothing; crckpt has the same path on each host."""
     paths = {lab.run(host, "realpath", "/usr/local/bin/crckpt").out for host in (origin, target)}
     assert len(paths) == 1
     version = lab.run(origin, "crckpt", "--version").out
@@ -75,7 +75,7 @@ def test_connection_survives_a_manual_move(lab: TwoHosts, version: int) -> None:
 
 
 def test_client_notices_a_reset(lab: TwoHosts) -> None:
-    """As the end of the connection, whatever it was."""
+    """The client reports the end of the connection, whatever the reason."""
     with server(lab, 4) as pid, talking(lab, 4) as client:
         client.wait_for_replies()
         lab.end(SERVER)
@@ -87,7 +87,7 @@ def test_client_notices_a_reset(lab: TwoHosts) -> None:
 
 
 def test_gap_is_as_long_as_the_server_stops(lab: TwoHosts) -> None:
-    """And a report of a gap that is not over contains it."""
+    """A report before the end of the gap includes it."""
     with server(lab, 4), talking(lab, 4) as client:
         before = client.wait_for_replies()
         (process,) = lab.find(SERVER)
@@ -100,7 +100,7 @@ def test_gap_is_as_long_as_the_server_stops(lab: TwoHosts) -> None:
 
 
 def test_copies_running_at_once_are_found(lab: TwoHosts) -> None:
-    """Not one that is stopped, nor one on one host only."""
+    """A stopped copy does not count, and neither do two on one host."""
     try:
         pids = [lab.start(host, "sleep", "1001") for host in HOSTS[:2]]
         wait_for(lambda: len(lab.find("1001")) == 2, "both to start")
@@ -120,7 +120,7 @@ def test_copies_running_at_once_are_found(lab: TwoHosts) -> None:
 
 
 def test_cut_link_drops_both_directions(lab: TwoHosts) -> None:
-    """Until it is healed, and no other link."""
+    """The link works again after it is healed. Other links are not affected."""
     with receivers(lab) as (source, destination):
         lab.cut()
         try:
@@ -152,7 +152,7 @@ def test_link_cut_in_one_direction_drops_only_that(lab: TwoHosts) -> None:
 
 @needs_namespaces
 def test_slow_link_is_slow_only_between_the_hosts(lab: TwoHosts) -> None:
-    """What takes minutes to the destination is with the client in a moment; a link that is healed is as before."""
+    """Data that takes minutes to the destination reaches the client at once. A healed link is as before."""
     copy = 'head -c 2000000 /dev/zero | ssh "$0" cat'
     lab.slow("100kbit")
     try:
@@ -193,7 +193,7 @@ def test_here_runs_the_same_tests_on_real_machines(lab: TwoHosts) -> None:
 
 @needs_namespaces
 def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
-    """With its words, input and status. A lab that is up is not made again."""
+    """Arguments, input and status are passed on. A running lab is not created again."""
     assert isinstance(lab, Namespaces)
     done = run_script(lab.directory, "sh", "client", "sh", "-c", 'hostname; cat; echo "$1"; exit 7', "_", "a 'b'")
     assert (done.returncode, done.stdout) == (7, "client\nxa 'b'\n")
@@ -206,7 +206,7 @@ def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
 
 @needs_namespaces
 def test_down_leaves_nothing(tmp_path: Path) -> None:
-    """No namespace, process, mount, control group or file, whatever runs inside and whatever rules there are."""
+    """No namespace, process, mount, cgroup or file is left, whatever runs inside and whatever rules exist."""
     lab = Namespaces(tmp_path / "lab")
     lab.up()
     try:
@@ -234,7 +234,7 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
 
 @needs_namespaces
 def test_command_killed_on_the_driver_ends_on_the_host(lab: TwoHosts) -> None:
-    """So a lab ends even if its driver adopts orphans, as a benchmark does, and reaps none."""
+    """The lab ends even if its driver adopts orphans and does not reap them, as a benchmark does."""
     with lab.open("source", "sleep", "1004") as sleep:
         wait_for(lambda: [found for found in lab.find("1004") if found.command[0] == "sleep"], "a program to start")
         sleep.kill()
@@ -258,7 +258,7 @@ def test_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reached: str) -
 
 @needs_namespaces
 def test_lab_ends_with_its_standard_input(tmp_path: Path) -> None:
-    """And removes itself: a driver that is killed leaves nothing."""
+    """A killed driver leaves nothing."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
     with subprocess.Popen([SCRIPT, "up", "--until-eof"], env=environment, stdin=subprocess.PIPE) as up:
@@ -272,7 +272,7 @@ def test_lab_ends_with_its_standard_input(tmp_path: Path) -> None:
 
 @needs_namespaces
 def test_interrupted_up_removes_its_remains(tmp_path: Path) -> None:
-    """By SIGTERM, as by ^C."""
+    """SIGTERM has the same effect as ^C."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
     with subprocess.Popen([SCRIPT, "up"], env=environment, start_new_session=True) as up:

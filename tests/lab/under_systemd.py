@@ -109,7 +109,7 @@ def test_dumped_unit_runs_on(started: Callable[[str], Service]) -> None:
 
 
 def test_cgroup_names_the_same_tree(started: Callable[[str], Service]) -> None:
-    """`cgroup:PATH` takes the path as /proc/PID/cgroup tells it."""
+    """`cgroup:PATH` accepts the path from /proc/PID/cgroup."""
     counter = started("counter")
     before = counter.counters()
     result = crckpt("dump", f"cgroup:{_cgroup(counter.pid)}", "job")
@@ -120,7 +120,7 @@ def test_cgroup_names_the_same_tree(started: Callable[[str], Service]) -> None:
 
 
 def test_stopped_unit_is_restored_outside_systemd(started: Callable[[str], Service]) -> None:
-    """After `--stop` the unit has failed and is not started again; the restored tree lives where crckpt was run."""
+    """After `--stop` the unit has failed and is not restarted. The restored tree is in the group of crckpt."""
     counter = started("counter")
     pid = counter.pid
     crckpt("dump", "unit:counter", "job", "--stop")
@@ -151,7 +151,7 @@ def test_private_mount_namespace_is_reported(started: Callable[[str], Service]) 
 
 
 def test_programs_in_a_root_directory_of_the_units_user_are_not_run(started: Callable[[str], Service]) -> None:
-    """Where a CRIU in these mounts would look for programs, libraries and configuration lie traps for root."""
+    """The mounts contain traps where CRIU would look for programs, libraries and configuration."""
     _lay_traps(Path("/srv/hostile"), Path("/var/lib/hostile/won"))
     hostile = started("hostile")
     before = hostile.counters()
@@ -181,7 +181,7 @@ def test_unit_without_a_main_process_is_refused(started: Callable[[str], Service
 
 
 def test_unit_that_writes_to_the_journal_is_refused_and_keeps_running(started: Callable[[str], Service]) -> None:
-    """Its stdout is a unix socket whose other end is journald's."""
+    """Its stdout is a unix socket connected to journald."""
     chatty = started("chatty")
     before = chatty.counters()
     message = refused(24, "dump", "unit:chatty")["message"]
@@ -190,7 +190,7 @@ def test_unit_that_writes_to_the_journal_is_refused_and_keeps_running(started: C
 
 
 def test_cgroup_with_several_trees_lists_them(started: Callable[[str], Service]) -> None:
-    """They are listed; none is picked."""
+    """The trees are listed; none is chosen."""
     roots = {started("counter").pid, started("isolated").pid}
     message = refused(2, "dump", "cgroup:/system.slice")["message"]
     assert roots <= {int(word) for word in message.rpartition(":")[2].split(",")}
@@ -214,7 +214,7 @@ def test_cgroup_with_several_trees_lists_them(started: Callable[[str], Service])
     ],
 )
 def test_invalid_target_is_refused(target: str, status: int, message: str, hint: str) -> None:
-    """One sentence, and what to type next."""
+    """The message is one sentence with the next command."""
     error = refused(status, "dump", target)
     assert message in error["message"]
     assert hint in error["hint"]
@@ -227,7 +227,7 @@ def test_own_unit_is_refused(target: str) -> None:
 
 
 def test_init_is_refused() -> None:
-    """Not even when its cgroup is named."""
+    """Its cgroup is refused, too."""
     assert (
         refused(24, "dump", "cgroup:/init.scope")["message"]
         == "PID 1 is the init process of this system, which cannot be checkpointed"
@@ -235,7 +235,7 @@ def test_init_is_refused() -> None:
 
 
 def test_empty_cgroup_is_refused() -> None:
-    """It exists, and nobody lives there."""
+    """The group exists, and no process is in it."""
     Path("/sys/fs/cgroup/empty.slice").mkdir()
     assert refused(14, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"
 
@@ -287,7 +287,7 @@ def crckpt(*words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "more"), [("exec", ()), ("forking", ("--detach",))])
 def test_program_from_a_prompt_is_restored_as_a_service(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
-    """On a new terminal; the unit names the program, not crckpt or the holder; and to stop the unit ends it."""
+    """The program gets a new terminal. The unit names the program, and stopping the unit ends it."""
     workdir = tmp_path / "prompt"
     workdir.mkdir()
     talker = ("/usr/bin/python3", "/opt/programs/talker.py", str(workdir), "--listen")
@@ -331,7 +331,7 @@ StandardError=null
 @pytest.mark.parametrize("more", ["", "--new-pid-namespace"])
 @pytest.mark.parametrize("kind", ["exec", "forking"])
 def test_program_that_runs_in_another_unit_is_named(started: Callable[[str], Service], kind: str, more: str) -> None:
-    """Both units and the job name it; nothing says to start the unit that would end it."""
+    """The message names both units and the job, and does not suggest to start the unit that would end it."""
     counter = started("counter")
     crckpt("dump", "unit:counter", "counter", "--stop")
     wait_for(lambda: counter.shows("ActiveState") == "failed", READY_S, "systemd to see that the unit has ended")

@@ -1,4 +1,4 @@
-"""Tell the neighbours that an address is here now: `announce.py DEVICE ADDRESS`.
+"""Announce an address to the neighbours: `announce.py DEVICE ADDRESS`.
 
 By gratuitous ARP (RFC 5227), or by an unsolicited neighbour advertisement (RFC 4861, 7.2.6).
 """

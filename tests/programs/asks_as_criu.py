@@ -1,4 +1,4 @@
-"""Asks the kernel what CRIU asks, through the libc, and says what came of each question: one JSON object.
+"""Ask the kernel what CRIU asks, through the libc, and print all results as one JSON object.
 
 Run with crckpt's preload library and without. argv[1] is a directory with a criu.kdat. The bits of another process are
 reset last, as CRIU does with a tree's.

@@ -1,4 +1,4 @@
-"""A shell with one job, on the terminal that is its stdin: it says what becomes of the job, and does what it is told.
+"""A shell with one job on the terminal of its stdin: it reports the state of the job, and obeys commands.
 
 The job is a process that runs `wait_for_job` for PROGRAM, a child in a group of its own. Run with PROGRAM and two
 descriptors: a line from the first, `fg`, continues the job; those to the second are `started PID`, `stopped` and

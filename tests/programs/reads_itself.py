@@ -1,4 +1,4 @@
-"""A program that reads all that the kernel tells a program about itself, line by line.
+"""Print all that the kernel tells a program about itself, line by line.
 
 `reads_itself.py WORKDIR` has descriptors of many kinds, most with unusual settings. At each new WORKDIR/look it writes
 its lines, {name: value}, to WORKDIR/found.json.

@@ -1,4 +1,4 @@
-"""An action script of CRIU: write to argv[1] what each process of the frozen tree has in its private memory.
+"""An action script of CRIU: write to argv[1] the private memory of each process of the frozen tree.
 
 A file for each process, by PID: its maps as (start, end), the content of every page of its own, and the content of the
 other pages of maps over a file, as far as they are small.

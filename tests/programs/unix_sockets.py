@@ -1,4 +1,4 @@
-"""Named unix sockets: a stream listener that serves anybody, a connection with unread bytes, and datagrams."""
+"""Named unix sockets: a stream listener for any client, a connection with unread bytes, and datagrams."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""How much a test tries: in a short run, a part of it."""
+"""The effort of a test: a short run tries only a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store's directory on a disk that fails when it is told to."""
+"""A store's directory on a disk that fails on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processor time grows with the size of the input, measured in one run: no second is the same on two machines."""
+"""The growth of processor time with the input size, measured in one run, because machines differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store's files in memory: a backend that passes the contract, and has nothing that a directory has beside it."""
+"""A store backend in memory that passes the contract, without a directory."""
 
 from __future__ import annotations
 

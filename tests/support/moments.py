@@ -1,4 +1,4 @@
-"""Moments of a dump as they are seen from outside, so that a test can strike there; and what must hold afterwards."""
+"""Moments of a dump as seen from outside, to interrupt it there; and the state that must hold afterwards."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Real images with pages made for the tests: the recorded ones came without theirs."""
+"""The recorded images with generated pages: they were recorded without pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that does what a test tells it, and of whose descriptors only those are ours that the test gives it."""
+"""A program that runs code of a test, and has no descriptors of the test except those given to it."""
 
 import ast
 import os

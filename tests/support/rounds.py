@@ -1,4 +1,4 @@
-"""tests/programs/rounds.c, running: a target that says what it has in its memory."""
+"""tests/programs/rounds.c, running: a target that reports the content of its memory."""
 
 from __future__ import annotations
 

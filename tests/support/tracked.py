@@ -1,4 +1,4 @@
-"""Trackers of programs that do as they are told."""
+"""Trackers of programs that run statements of a test."""
 
 from __future__ import annotations
 

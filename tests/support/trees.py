@@ -1,4 +1,4 @@
-"""The real trees that tests checkpoint: what to start, how it says that it goes on, and how to look at it from outside.
+"""The real trees that tests checkpoint: how to start them, their reports, and how to examine them from outside.
 
 The programs lie in tests/programs; `selfcheck.py` there tells how they report.
 """

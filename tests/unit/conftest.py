@@ -1,4 +1,4 @@
-"""What unit tests share: the recorded tree, a program that obeys, and a store with two checkpoints."""
+"""Fixtures of unit tests: the recorded tree, a program that runs statements, and a store with two checkpoints."""
 
 from __future__ import annotations
 

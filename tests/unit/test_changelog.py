@@ -31,5 +31,5 @@ def test_no_two_bullets_say_the_same() -> None:
 
 
 def test_newest_version_is_that_of_crckpt() -> None:
-    """What the package, `version`, the man pages and the other host of a move say."""
+    """The package, `version`, the man pages and the other host of a move agree."""
     assert re.findall(r"^## (\d\S*)$", PAGE, flags=re.MULTILINE)[0] == __version__

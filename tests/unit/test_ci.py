@@ -1,4 +1,4 @@
-""".ci/run runs every stage, and says at the end which failed."""
+""".ci/run runs every stage, and lists the failed ones at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hint advises to type is safe to copy: a path in it may have been chosen by another user."""
+"""Commands in hints are safe to copy: another user may have chosen a path in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each script says what it does and takes, and does nothing else then."""
+"""Each script prints its description and arguments with --help, and does nothing else."""
 
 import os
 import subprocess

@@ -40,7 +40,7 @@ def test_each_path_exists(path: str) -> None:
 
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_each_test_function_exists(path: str, name: str) -> None:
-    """In the file that the page names, or in any file."""
+    """The file is the named one, or any file."""
     files = [ROOT / path] if path else (ROOT / "tests").rglob("*.py")
     assert any(name in functions(file) for file in files)
 

@@ -1,4 +1,4 @@
-"""A process tree that has one of everything CRIU can dump: the subject of the images that lie beside this file.
+"""A process tree with one of everything that CRIU can dump: the images next to this file are of it.
 
 Run in an empty directory; writes `ready` there when everything is set up, then waits to be dumped.
 """

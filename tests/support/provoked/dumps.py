@@ -1,4 +1,4 @@
-"""Dumps that CRIU refuses: what the program holds, how CRIU is called, and the cause that must be told."""
+"""Dumps that CRIU refuses: the program's resource, the command of CRIU, and the expected cause."""
 
 from __future__ import annotations
 

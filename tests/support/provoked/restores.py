@@ -1,4 +1,4 @@
-"""Restores that CRIU refuses: what was checkpointed, what has changed since, and the cause that must be told."""
+"""Restores that CRIU refuses: the checkpoint, the change since then, and the expected cause."""
 
 from __future__ import annotations
 

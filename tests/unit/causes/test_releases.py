@@ -1,4 +1,4 @@
-"""What the release of CRIU changes in an explanation, and what others say next to CRIU's log."""
+"""Explanations depend on CRIU's release, and on other programs' lines next to CRIU's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of commands share."""
+"""Fixtures of tests of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What completion offers, and what it must never do: fail, wait, or take long."""
+"""Words that completion offers. It must never fail, wait or be slow."""
 
 from __future__ import annotations
 

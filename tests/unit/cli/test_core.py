@@ -1,4 +1,4 @@
-"""`crckpt core` says what it wrote, and how to open it."""
+"""`crckpt core` prints the file and the command to open it."""
 
 from __future__ import annotations
 

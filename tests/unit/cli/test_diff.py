@@ -1,4 +1,4 @@
-"""`crckpt diff` names what differs, and says so where nothing does."""
+"""`crckpt diff` lists the differences, or reports that there are none."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_json_explanation() -> None:
 
 
 def test_unknown_failure_has_its_own_exit_code() -> None:
-    """It has an exit code of its own, and is a result all the same."""
+    """The failure is still a result."""
     unknown = b"(00.01) Error (criu/new.c:1): something new\n"
     output = explained("-", stdin=unknown, status=4)
     assert output.splitlines() == [

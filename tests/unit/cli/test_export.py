@@ -1,4 +1,4 @@
-"""`crckpt export` says where the images are, and how to restore them without crckpt."""
+"""`crckpt export` prints where the images are, and how to restore them without crckpt."""
 
 from __future__ import annotations
 

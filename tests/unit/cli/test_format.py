@@ -38,7 +38,7 @@ def test_path_is_folded_after_a_slash(text: str, width: int, lines: list[str]) -
 
 
 def test_table_folds_paths_at_slashes() -> None:
-    """In the middle of a name only where the name alone is too long; no bracket of it is markup."""
+    """A name is split only if it is too long by itself. Brackets in it are not markup."""
     path = "/usr/lib/python3/[dist]-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so"
     written = StringIO()
     console = Console(file=written, width=80, highlight=False, soft_wrap=True)
@@ -65,7 +65,7 @@ def test_invisible_characters_are_written_as_their_number() -> None:
 
 
 def test_repeated_cause_is_printed_once() -> None:
-    """Those who want all of them ask for JSON."""
+    """The JSON document contains all of them."""
     down = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(3)]
     assert list(note_lines([down[0], "other", *down[1:]])) == [
         "note: eth0 has no link: connect its cable (and 2 more like this)\n",
@@ -87,7 +87,7 @@ def test_no_character_of_the_category_remains(category: str) -> None:
 def test_result_line_stays_one_line_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the names of files and programs are."""
+    """This holds for any names of files and programs."""
     monkeypatch.setattr(form, "as_json", False)
     emit({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n")))
     sign = "\N{REPLACEMENT CHARACTER}"
@@ -100,5 +100,5 @@ def test_escaped_text_breaks_no_line_in_rich() -> None:
 
 @pytest.mark.parametrize("character", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\uffa0", "\U000e0100"])
 def test_invisible_letters_and_marks_are_written_as_numbers(character: str) -> None:
-    """If not, two different names would look the same."""
+    """Otherwise two different names could look the same."""
     assert on_one_line(f"a{character}b \u00e9") == f"a{character.encode('ascii', 'backslashreplace').decode()}b \u00e9"

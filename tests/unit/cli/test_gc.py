@@ -1,4 +1,4 @@
-"""`crckpt gc` says how much it frees, or would free."""
+"""`crckpt gc` prints how much it frees, or would free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help fits a terminal of 80 columns, and says everything there."""
+"""Help fits a terminal of 80 columns and is complete."""
 
 from __future__ import annotations
 

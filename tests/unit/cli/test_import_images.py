@@ -1,4 +1,4 @@
-"""`crckpt import` says what it stored."""
+"""`crckpt import` prints what it has stored."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_options_are_passed_to_each_move(tmp_path: Path) -> None:
 
 
 def test_every_option_is_passed_on_or_excluded(tmp_path: Path) -> None:
-    """Each move gets it, or it belongs to `--all` or to a command without `--all`."""
+    """An option is passed to each move, or belongs to `--all` or to a command without `--all`."""
     context = Context(store=tmp_path, criu_option=Path("/criu"))
     request = replace(make_request(50 << 20), check=True, bandwidth_clock=Path("/clock"))
     # One excludes the other.

@@ -1,4 +1,4 @@
-"""What the parser refuses is said as crckpt says everything else."""
+"""Errors of the parser are printed like all other errors."""
 
 from __future__ import annotations
 

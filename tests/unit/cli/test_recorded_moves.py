@@ -1,4 +1,4 @@
-"""What `migrate --list`, `list`, `show`, `rm` and `gc` do about a job that is being moved, or was moved."""
+"""`migrate --list`, `list`, `show`, `rm` and `gc` for a job during and after a move."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_checkpoints_are_marked_with_the_host(
     side: Side,
     state: State,
 ) -> None:
-    """One short mark, with the host."""
+    """The mark is short and has the host's name."""
     first, second = recordings
     move = record_move(repository, side, state, first, root=ended_root())
     if (side, state) in MOVED_AWAY:
@@ -230,7 +230,7 @@ def test_options_that_need_others_are_refused_alone(command_line: CommandLine, w
 
 
 def test_unfinished_moves_are_completed_first(repository: Repository) -> None:
-    """Those that are unfinished; all if none is."""
+    """If all moves are finished, all are completed."""
     words = ("migrate", "--store", str(repository.root), "--resume", "")
     assert list(complete.complete(words)) == ["words"]
     over = record_move(repository, "source", "done", job="one")

@@ -1,4 +1,4 @@
-"""`crckpt report` refuses what it cannot find before it makes a file, and tells a log from a checkpoint by its name."""
+"""`crckpt report` checks its arguments before it creates a file, and distinguishes logs from checkpoints by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`crckpt tag` says what a tag names now."""
+"""`crckpt tag` prints the checkpoint that a tag names."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_closed_pipe_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", [("verify", "--all"), ("verify", "--all", "--json")])
 def test_exit_code_is_kept_when_the_reader_has_gone(store: Path, words: tuple[str, ...]) -> None:
-    """As in `crckpt verify --all | grep -q damaged`."""
+    """`crckpt verify --all | grep -q damaged` closes the pipe early."""
     identity = "0" * 64
     (store / "checkpoints" / identity).mkdir(0o700)
     (store / "checkpoints" / identity / "manifest.json").write_text("damaged")

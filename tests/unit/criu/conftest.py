@@ -1,4 +1,4 @@
-"""What tests of CRIU's programs share."""
+"""Fixtures of tests of CRIU's programs."""
 
 from __future__ import annotations
 

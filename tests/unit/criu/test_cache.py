@@ -1,4 +1,4 @@
-"""Where CRIU may be, in order, and what is remembered of those that worked."""
+"""The places of CRIU in order, and the cache of working ones."""
 
 from __future__ import annotations
 

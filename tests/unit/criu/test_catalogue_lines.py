@@ -1,4 +1,4 @@
-"""What CRIU 4.2 writes for each cause (tests/data/logs/lines.tsv: key, line), and no other cause for it."""
+"""Log lines of CRIU 4.2 for each cause (tests/data/logs/lines.tsv: key, line) match that cause only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CRIU is taken, why others are passed over, and what is remembered."""
+"""The choice of a CRIU, the reasons for rejecting others, and the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a dump tells when CRIU froze the tree."""
+"""The log of a dump shows when CRIU froze the tree."""
 
 from __future__ import annotations
 

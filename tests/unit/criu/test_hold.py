@@ -327,7 +327,7 @@ def test_stopped_owner_is_waited_for_up_to_its_limit(kind: Kind, tmp_path: Path,
 
 @pytest.mark.usefixtures("_limited")
 def test_script_stopped_with_its_owner_gives_it_time(kind: Kind, tmp_path: Path) -> None:
-    """As in a frozen control group, or a suspended machine: then no time has passed for either."""
+    """In a frozen cgroup or a suspended machine, no time passes for either process."""
     with silent(kind, tmp_path / "hold") as hold, silent(kind, tmp_path / "other"):
         script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -356,7 +356,7 @@ def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) 
 
 
 def test_exactly_one_of_commit_and_abort_wins(kind: Kind, tmp_path: Path) -> None:
-    """Where both come at the same moment."""
+    """Both may come at the same time."""
     won = set()
     for number in range(60):
         with kind.holds_at(tmp_path / str(number), "post-dump") as (hold,):
@@ -387,7 +387,7 @@ def aborting(directory: Path) -> None:
 
 @pytest.mark.usefixtures("_limited")
 def test_hold_program_needs_no_other_files(kind: Kind, tmp_path: Path) -> None:
-    """No loader, library, shell or other program: CRIU may run it where all of those are somebody else's."""
+    """CRIU may run it where loader, libraries, shell and programs belong to other users."""
     found = subprocess.run(["readelf", "-ld", kind.program], capture_output=True, text=True, check=True).stdout
     assert "INTERP" not in found
     assert "no dynamic section" in found

@@ -1,4 +1,4 @@
-"""Which lines of a log may tell the cause, as people and programs leave them."""
+"""Lines of a log that may contain the cause, as people and programs quote them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_consequences_of_an_unknown_complaint_are_kept() -> None:
 
 
 def test_retyped_lines_are_recognized() -> None:
-    """Without CRIU's mark, with other quotes; the last ones of many."""
+    """The lines lack CRIU's mark and have other quotes. The last ones are read."""
     log = "\n".join(f"error: no. {number}" for number in range(150)) + "\n`Can\u2019t open` the file\n"
     retyped = list(RetypedLines(log, find_telling_lines(log)))
     assert all(line.retyped for line in retyped)

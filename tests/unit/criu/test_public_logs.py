@@ -1,4 +1,4 @@
-"""What CRIU said in failures that others told of in public, where their threads say what the cause was.
+"""CRIU's lines in failures reported in public, whose threads name the cause.
 
 tests/data/logs/public.tsv: the log in public/, the causes that are right, the thread (owner/repository#number, or the
 name of what else was published), and the set: `fixed-with` were before our eyes when the catalogue was changed, each

@@ -1,4 +1,4 @@
-"""Each line of tests/data/logs/lines.tsv as people and programs pass it on: it still tells its cause."""
+"""Each line of tests/data/logs/lines.tsv, as people and programs quote it, still has its cause."""
 
 from __future__ import annotations
 

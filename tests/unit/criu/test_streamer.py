@@ -166,7 +166,7 @@ def test_criu_may_stop_reading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("received", [0, 6])
 def test_criu_may_end_during_a_request(tmp_path: Path, received: int) -> None:
-    """Its log says why it ended: what we saw of that is no failure of ours."""
+    """CRIU's log has the reason. The closed connection is no failure of ours."""
     with serving(tmp_path) as streamer:
         streamer.serve(images)
         with Client(streamer) as criu:

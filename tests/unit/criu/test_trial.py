@@ -1,4 +1,4 @@
-"""A trial dump and restore tell whether a CRIU works here, and why not."""
+"""A trial dump and restore show whether a CRIU works here, and why not."""
 
 from __future__ import annotations
 

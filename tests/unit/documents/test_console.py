@@ -1,4 +1,4 @@
-"""How console blocks are read, compared and refreshed."""
+"""Console blocks are read, compared and refreshed."""
 
 from __future__ import annotations
 

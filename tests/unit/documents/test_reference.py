@@ -1,4 +1,4 @@
-"""What the reference generates is complete, and its examples are valid."""
+"""The generated reference is complete, and its examples are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All kinds of helpers are Python modules, and are explained."""
+"""All kinds of helpers are Python modules with a description."""
 
 from __future__ import annotations
 

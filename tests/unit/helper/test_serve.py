@@ -1,4 +1,4 @@
-"""What a helper does with peers who send what nobody understands, too much, or nothing; and how messages come."""
+"""A helper handles peers that send invalid messages, too many, or none; and messages arrive completely."""
 
 from __future__ import annotations
 

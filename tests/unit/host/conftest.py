@@ -1,4 +1,4 @@
-"""What tests of the host share."""
+"""Fixtures of tests of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command has loaded is read ahead when the disk has to be asked for it, and only then."""
+"""Modules of a command are read ahead if they are not in memory, and only then."""
 
 from __future__ import annotations
 

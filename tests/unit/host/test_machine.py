@@ -1,4 +1,4 @@
-"""What a manifest remembers of this host."""
+"""The description of this host in a manifest."""
 
 from __future__ import annotations
 

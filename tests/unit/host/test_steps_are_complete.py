@@ -1,4 +1,4 @@
-"""Each change of a file of the store is a step: tests of crashes find all of them in the code."""
+"""Each change of a store file is a step, so that tests of crashes find all of them in the code."""
 
 from __future__ import annotations
 

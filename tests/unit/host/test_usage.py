@@ -1,4 +1,4 @@
-"""What this host and processes use, held against the kernel's own words."""
+"""The usage of this host and of processes agrees with the kernel's own numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw bytes behind the records of images: each kind says how many in a way of its own."""
+"""Raw bytes after the records of images: each kind encodes their size differently."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_unknown_file_type_is_kept() -> None:
 
 
 def test_listeners_come_before_their_connections(images: dict[str, bytes]) -> None:
-    """Nothing else changes."""
+    """The order is the only change."""
     data = images["files.img"]
     image = read_image(data)
     last = write_image(replace(image, records=image.records[::-1]))

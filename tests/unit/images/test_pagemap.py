@@ -46,7 +46,7 @@ def test_written_page_maps_are_read(pages_id: int, listed: list[Entry]) -> None:
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
 def test_vectorised_and_single_decoding_agree(listed: list[Entry], data: st.DataObject) -> None:
-    """For any damage: one byte of a good map is changed or removed."""
+    """One byte of a valid page map is changed or removed."""
     content = bytearray(write_pagemap(PageMap.of(1, listed)))
     at = data.draw(st.integers(8, len(content) - 1))
     content[at : at + 1] = data.draw(st.binary(max_size=2))

@@ -88,7 +88,7 @@ def test_zombie_has_no_memory(tree: ImageTree) -> None:
 
 
 def test_real_process_has_its_heap(tree: ImageTree) -> None:
-    """Without its children, which share all of it."""
+    """The process has no children, which would share all of it."""
     (ranges,) = own_memory(replace(tree, processes=(tree.root,))).values()
     assert tree.root.memory is not None
     assert any(each.start == vma.start for each in ranges for vma in tree.root.memory.vmas if vma.kind == "heap")

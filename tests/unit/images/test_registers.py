@@ -49,7 +49,7 @@ def test_missing_registers_are_damage(path: tuple[int, ...], lost: int, why: str
 
 
 def test_used_registers_show_cpu_features() -> None:
-    """Those images come from a CPU with AVX-512, whose C library uses its mask registers; a zombie uses none."""
+    """The recorded CPU has AVX-512, whose mask registers the C library uses. A zombie uses no registers."""
     root = f"core-{recorded.RECORDED.root.pid}.img"
     (zombie,) = (f"core-{process.pid}.img" for process in recorded.RECORDED.processes if process.memory is None)
     assert features_in_use(recorded.IMAGES[root], root) == {"avx512f"}

@@ -16,7 +16,7 @@ def _core(policy: int) -> bytes:
 
 
 def test_deadline_policy_is_replaced() -> None:
-    """All other fields stay, also repeated ones."""
+    """All other fields stay, including repeated ones."""
     assert drop_deadline(_core(6)) == _core(0)
     credentials = read_core(drop_deadline(_core(6))).credentials
     assert credentials is not None

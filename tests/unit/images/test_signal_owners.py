@@ -1,4 +1,4 @@
-"""Who gets the signals of a descriptor."""
+"""The process that gets the signals of a descriptor."""
 
 from __future__ import annotations
 

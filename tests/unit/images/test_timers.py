@@ -23,7 +23,7 @@ def _image(ticks: int, value: tuple[int, int], interval: tuple[int, int]) -> byt
 
 
 def test_periodic_timer_with_an_unread_expiry_is_armed() -> None:
-    """It fires after one interval; its ticks stay."""
+    """The timer fires after one interval and keeps its ticks."""
     mended = rearm_timers(_image(3, (0, 0), (2, 500)))
     timer = read_messages(mended, "files.img", magics.FILES)[0].message(12)
     assert [timer.uint(number) for number in range(5, 11)] == [3, 0, 2, 500, 2, 500]

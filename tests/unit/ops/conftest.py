@@ -1,4 +1,4 @@
-"""What tests of operations share."""
+"""Fixtures of tests of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which terminal a word names."""
+"""The terminal that an argument names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor makes of the facts about a host: what prevents everything comes first, and fixes are tried one by one."""
+"""Doctor sorts the checks of a host by severity, and tries fixes one by one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_tracking_method_is_enough() -> None:
     ("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")]
 )
 def test_vulnerable_criu_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str) -> None:
-    """Only without the library, which keeps every CRIU from that."""
+    """The library protects every CRIU."""
     found = Search(Criu(Path("/criu"), "PATH", version, "", locks_by_nftables=True), ())
     monkeypatch.setattr(library, "LIBRARY", Path(__file__))
     assert judge_criu(found).state == "ok"

@@ -1,4 +1,4 @@
-"""Which directory of a dump is full."""
+"""The directory of a dump that is full."""
 
 from __future__ import annotations
 

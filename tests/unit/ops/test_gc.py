@@ -1,4 +1,4 @@
-"""gc frees what removed checkpoints used, and says beforehand what that is."""
+"""gc frees what removed checkpoints used, and a dry run predicts it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_unknown_job_is_refused(context: Context, repository: Repository) -> Non
 def test_committed_checkpoint_is_not_listed_lost(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
-    """As where crckpt was killed just after it had stored a checkpoint."""
+    """crckpt was killed just after it had stored the checkpoint."""
     stored = checkpoints[0].run_id
     for run in (stored, RunId("another")):
         with pytest.raises(StoreUnusable), repository.announced(JobName("job"), NOW, run, alone=True):
@@ -52,7 +52,7 @@ def test_committed_checkpoint_is_not_listed_lost(
 def test_checkpoint_committed_meanwhile_is_listed_once(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
-    """Another crckpt stores it after this one has looked for the first time."""
+    """Another crckpt stores it after the first look."""
     made, path = checkpoints[0], manifest_path(repository, checkpoints[0].id).parent
     others = ExitStack()
 

@@ -1,4 +1,4 @@
-"""Which processes and locks of crckpt there are, and how trackers are ended."""
+"""Processes and locks of crckpt, and the end of trackers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_helper_is_listed_with_its_end_command() -> None:
 
 @pytest.mark.parametrize("program", ["criu", "crckpt"])
 def test_command_is_listed_as_typed(tmp_path: Path, program: str) -> None:
-    """Not with what runs it, a Python or a loader in a long path: nobody reads a command to its end."""
+    """The interpreter or loader and its long path are omitted."""
     script = tmp_path / program
     script.write_text("#!/bin/sh\necho\nread end\n")
     script.chmod(0o755)
@@ -68,7 +68,7 @@ def test_command_is_listed_as_typed(tmp_path: Path, program: str) -> None:
 
 
 def test_lock_is_listed_with_its_holder(tmp_path: Path) -> None:
-    """Here a helper has inherited it."""
+    """Here a helper has inherited the lock."""
     (tmp_path / "lock").touch()
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -17,7 +17,7 @@ def fails(error: BaseException) -> bytes:
 
 
 def test_unexpected_error_is_reported_without_its_text(tmp_path: Path) -> None:
-    """They may quote what was read."""
+    """The text may quote data that was read."""
     content = "swordfish"
     request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(RuntimeError(content)))
     result = report(Context(tmp_path / "store"), request)

@@ -81,7 +81,7 @@ def test_last_checkpoint_of_a_stopped_program(context: Context, repository: Repo
 def test_newer_checkpoint_of_another_program(
     context: Context, repository: Repository, tmp_path: Path, boot: str, start: int, is_lost: bool
 ) -> None:
-    """One that ran already when the first was stopped does not have its state."""
+    """A program that already ran when the first one was stopped does not have its state."""
     uptime = {} if boot == "older crckpt" else {"uptime_ticks": 500}
     roots = [{"boot_id": "one", "pid": 7, "start": 400}, {"boot_id": boot, "pid": 8, "start": start}]
     made = [

@@ -1,4 +1,4 @@
-"""Which files of /proc, /sys and control groups a restored program that is not root keeps open."""
+"""Files of /proc, /sys and control groups that a restored unprivileged program keeps open."""
 
 from __future__ import annotations
 

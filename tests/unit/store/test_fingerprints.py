@@ -1,4 +1,4 @@
-"""Only equal pages are taken for equal: pages made to collide, the secret key, and fingerprints of another kind."""
+"""Only equal pages count as equal: colliding pages, the secret key, and fingerprints of another kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_colliding_pages_round_trip(tmp_path: Path) -> None:
 
 
 def test_pages_that_collide_with_the_parent_round_trip(tmp_path: Path) -> None:
-    """At the same places, and anywhere: a page of the parent stands for an equal one only."""
+    """The pages collide at the same and at other addresses. A page of the parent replaces only an equal one."""
     pages = colliding_pages(4096)
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
@@ -67,7 +67,7 @@ def test_fingerprint_key_is_private_to_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"short", bytes(33)])
 def test_other_key_makes_other_fingerprints(tmp_path: Path, content: bytes | None) -> None:
-    """Those that are there are not believed then, and pages are found all the same."""
+    """Existing fingerprints are not trusted, but equal pages are still found."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, IMAGES)
     cache = _cache(repository, first.packs[0].digest)
@@ -83,7 +83,7 @@ def test_other_key_makes_other_fingerprints(tmp_path: Path, content: bytes | Non
 
 
 def test_fingerprints_of_another_function_are_recomputed(tmp_path: Path) -> None:
-    """They are worked out again; not one is believed."""
+    """They are computed again, and none is trusted."""
     shutil.copytree(BEFORE, tmp_path / "store")
     (tmp_path / "store").chmod(0o700)
     repository = open_store(tmp_path)

@@ -119,7 +119,7 @@ def test_kill_during_a_repair_is_harmless(stage: Stage, forked: Writers) -> None
 
 
 def test_every_step_is_tested(stage: Stage, forked: Writers) -> None:
-    """What the code can do to the store is what the tests above have cut short."""
+    """The code has no step that the tests above do not interrupt."""
     taken: set[str] = set()
     for act in (*ACTS, LOCK, RESTORE, REPAIR):
         taken |= set(_steps(stage, forked, act))

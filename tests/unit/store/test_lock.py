@@ -1,4 +1,4 @@
-"""Who may use the store at the same time, who is told about whom, and what the dead leave behind."""
+"""Concurrent use of a store: who may use it, the reported holder, and locks of dead processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of moves: what another host has said, what is kept, and what nobody may overwrite."""
+"""Records of moves: reports of another host, records that are kept, and those that must not be overwritten."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def aborted(backend: Backend, peer: str = "first") -> Move:
 
 
 def test_move_with_a_destination_in_doubt_is_kept(tmp_path: Path) -> None:
-    """Not by the next move, nor by one that comes from another host, nor by a restore despite the move."""
+    """It is kept by the next move, by a move from another host, and by a restore despite the move."""
     backend = Repository.open(tmp_path / "store", create=True).backend
     old = [aborted(backend, "first"), aborted(backend, "second")]
     coming = store_move(backend, begin_move("destination", JobName("job"), "third"))
@@ -168,7 +168,7 @@ def test_only_the_host_of_the_move_can_settle_it(
 
 @pytest.mark.parametrize(("host", "is_asked"), [("first", True), ("hostile", False)])
 def test_host_that_claims_another_store_settles_nothing(tmp_path: Path, host: str, is_asked: bool) -> None:
-    """It knows the other store if it has moved something there. Only ssh knows which host was reached."""
+    """The host may know the store from an earlier move. Only ssh knows which host was reached."""
     repository = Repository.open(tmp_path / "store", create=True)
     move = replace(aborted(repository.backend), peer_store="its store")
     store_move(repository.backend, move)
@@ -182,7 +182,7 @@ def test_host_that_claims_another_store_settles_nothing(tmp_path: Path, host: st
 
 
 def test_tree_that_ended_at_the_destination_settles_the_move(tmp_path: Path) -> None:
-    """Its user said that the source was gone."""
+    """Its user has declared the source gone."""
     repository = Repository.open(tmp_path / "store", create=True)
     move = replace(aborted(repository.backend), peer_store="its store")
     answer = messages.MoveState(move.id, "done", has_ended=True)
@@ -205,7 +205,7 @@ def test_destination_remembers_the_abort_of_an_unknown_move(tmp_path: Path) -> N
 
 
 def test_other_host_cannot_decide_about_a_moved_job(tmp_path: Path) -> None:
-    """It knows the id of the move if it is the destination, and may connect to this host, too."""
+    """The host knows the move's id as its destination, and may connect to this host."""
     repository = Repository.open(tmp_path / "store", create=True)
     handed = advance(begin_move("source", JobName("job"), "hostile"), "handing-over")
     move = store_move(repository.backend, advance(handed, "committing"))

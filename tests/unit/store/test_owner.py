@@ -1,4 +1,4 @@
-"""A record of a process tells for ever whether that process lives."""
+"""A record of a process shows forever whether that process is alive."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
 
 
 def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
-    """Nobody here knows whether its process runs: but who stores a checkpoint holds the store's lock."""
+    """It is unknown here whether that process runs, but a process that stores a checkpoint holds the store's lock."""
     with repository.announced(JOB, CREATED, None, alone=True):
         path = record(repository)
         document = json.loads(path.read_bytes())

@@ -125,7 +125,7 @@ def test_power_cut_while_two_packs_are_added(stage: Stage, forked: Writers) -> N
 
 
 def test_power_cut_at_any_step_of_a_repair(stage: Stage, forked: Writers) -> None:
-    """No more is lost than before, and what it said to be mended stays so; another repair ends the work."""
+    """No more is lost than before, and repaired files stay repaired. Another repair finishes the work."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         spoil(copy)
@@ -159,7 +159,7 @@ def test_power_cut_at_any_step_of_the_creation(stage: Stage, forked: Writers) ->
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
 def test_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> None:
-    """Whoever comes next relies on what the killed one has not synced."""
+    """The next process relies on data that the killed one has not synced."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         names = dict.fromkeys(entry.name for entry in _recorded(forked, copy, act) if entry.verb in UNSYNCED)

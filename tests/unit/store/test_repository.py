@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest: the one that was committed last, whatever the clock said."""
+"""The newest checkpoint is the one that was committed last, whatever the clock says."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> 
 
 
 def test_clock_that_keeps_going_back(tmp_path: Path) -> None:
-    """Also of several jobs: `list` shows what was stored last at the end."""
+    """This also holds for several jobs: `list` shows the last stored checkpoint at the end."""
     repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
     assert _order(repository) == ids
@@ -82,7 +82,7 @@ def test_order_survives_removals(tmp_path: Path) -> None:
 
 
 def test_manifests_without_a_number_are_older(tmp_path: Path) -> None:
-    """And stand in the order of their time, as before."""
+    """They stay in the order of their times."""
     repository = open_store(tmp_path)
     times = (NOW, IN_TWO_DAYS, NOW - timedelta(days=1))
     ids = [_rewritten(repository, _stored(repository, tmp_path, when), sequence=None) for when in times]
@@ -102,7 +102,7 @@ def test_invalid_number_is_refused(tmp_path: Path, number: object) -> None:
 
 
 def test_highest_number_does_not_stay_the_newest(tmp_path: Path) -> None:
-    """Nothing is said to be stored that `crckpt restore job` would not bring back."""
+    """No checkpoint is reported as stored that `crckpt restore job` would not restore."""
     repository = open_store(tmp_path)
     first = _stored(repository, tmp_path, NOW)
     changes = {"sequence": 1 << 53, "created": "9999-01-01T00:00:00+00:00"}
@@ -182,7 +182,7 @@ def _listed(repository: Repository, *words: str) -> str:
 
 
 def test_checkpoint_from_the_future_is_marked(tmp_path: Path) -> None:
-    """By `list`; not for the seconds by which two hosts' clocks differ."""
+    """`list` marks it. Differences of seconds between two hosts' clocks do not count."""
     repository = open_store(tmp_path)
     times = (IN_TWO_DAYS, datetime.now(UTC) + timedelta(seconds=30), NOW)
     ids = [_stored(repository, tmp_path, when) for when in times]

@@ -1,4 +1,4 @@
-"""What commands load before they do something: the deterministic side of how fast they start."""
+"""Modules that commands load before they start: the deterministic part of their start-up time."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_handover_to_an_ended_process_fails(tmp_path: Path) -> None:
 
 
 def test_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None:
-    """As a CRIU does that has outlived its crckpt; links on the path to the store do not matter."""
+    """An orphaned CRIU works there. Links on the path to the store do not matter."""
     (tmp_path / "link").symlink_to(tmp_path)
     images = tmp_path / "tmp/1-dead/images"
     images.mkdir(parents=True)
@@ -54,7 +54,7 @@ def test_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can surely have mounts of its own")
 def test_namesake_in_another_mount_namespace_is_not_in_use(tmp_path: Path) -> None:
-    """Anybody can mount a directory there, in a mount namespace of their own."""
+    """Any user can mount a directory with that path in an own mount namespace."""
     dead = tmp_path / "tmp/1-dead"
     dead.mkdir(parents=True)
     code = 'mount -t tmpfs none "$1" && mkdir -p "$1/tmp/1-dead" && cd "$1/tmp/1-dead" && pwd && read line'
@@ -89,7 +89,7 @@ def test_link_to_a_working_directory_is_not_in_use(tmp_path: Path) -> None:
 
 
 def test_staging_directory_stays_while_a_command_names_it(tmp_path: Path) -> None:
-    """As a CRIU that has outlived its crckpt, which still writes its images there."""
+    """An orphaned CRIU may still write its images there."""
     with subprocess.Popen(["sleep", "60"]) as crckpt:
         with handed_over(tmp_path, crckpt.pid, outside=True) as path:
             pass

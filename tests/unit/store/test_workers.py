@@ -1,4 +1,4 @@
-"""An interruption, whenever it comes, leaves no thread waiting for a lock that nobody will let go of."""
+"""An interruption at any time leaves no thread waiting for a lock that is never released."""
 
 from __future__ import annotations
 

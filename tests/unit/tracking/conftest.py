@@ -1,4 +1,4 @@
-"""What tests of tracking share."""
+"""Fixtures of tests of tracking."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 def test_write_protection_is_used_where_soft_dirty_misses_writes(
     target: StatementRunner, claims: Path, miss: bool
 ) -> None:
-    """And they are where any of its processes cannot be entered for it."""
+    """A process that cannot be entered also needs soft-dirty bits."""
     # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
     trials = Trials(lambda: True, lambda: miss, find_criu_refusal=lambda _criu, _tracker: "")
     assert chosen(target, claims, trials) == (UffdWp.name if miss else SoftDirty.name)

@@ -95,7 +95,7 @@ def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: StatementRun
 
 
 def test_pages_moved_with_their_page_table_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
-    """Where both places are aligned mremap hangs the whole table elsewhere, bits and all."""
+    """If both addresses are aligned, mremap moves the whole page table with its bits."""
     place, to = filled(target, SMALL_PAGES), filled(target, SMALL_PAGES)
     low, pages = min(place, to), abs(place - to) // 4096 + HUGE
     dumps.dirty(low, pages)
@@ -135,7 +135,7 @@ def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: State
 
 
 def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: StatementRunner) -> None:
-    """Only the permissions tell it: nothing is joined, nothing cut."""
+    """Only the permissions differ: nothing is merged or split."""
     place = filled(target, SMALL_PAGES)
     target.do(protected(place, 1))
     dumps.dirty(place)
@@ -145,7 +145,7 @@ def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: State
 
 
 def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
-    """It makes all memory readable before it opens the page map, and undoes that: the kernel may forget bits then."""
+    """CRIU makes all memory readable before it opens the page map, and undoes that: the kernel may lose bits."""
     place = filled(target, SMALL_PAGES)
     rest = place + 100 * 4096
     target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
@@ -164,7 +164,7 @@ def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: Statemen
 
 
 def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: StatementRunner) -> None:
-    """It is as it was, if that joins nothing."""
+    """The memory is as before if nothing is merged."""
     place = filled(target, SMALL_PAGES)
     for expected in (HUGE, 0, 0):
         target.do(protected(place, 0))

@@ -1,4 +1,4 @@
-"""What a tree's tracker says of the next dump: what it can count from, and why it must be full."""
+"""The tracker of a tree describes the next dump: its base, and why it must be full."""
 
 from __future__ import annotations
 

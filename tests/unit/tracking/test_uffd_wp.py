@@ -1,4 +1,4 @@
-"""What write protection tracks, and what it leaves alone."""
+"""Memory that write protection tracks, and memory that it leaves alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_program_with_its_own_userfaultfd_is_left_alone(
 
 @needs_write_protection
 def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: StatementRunner) -> None:
-    """By a userfaultfd of the program that it has handed on: among its descriptors there is none."""
+    """The program has passed its userfaultfd on: none is among its descriptors."""
     file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
     place = target.do(
         f"{file}; result = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(result, range(64))"

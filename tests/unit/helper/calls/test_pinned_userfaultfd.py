@@ -1,4 +1,4 @@
-"""A process waits for its missing pages also when nobody has a descriptor of its userfaultfd any more."""
+"""A process waits for its missing pages even if no descriptor of its userfaultfd is open any more."""
 
 from __future__ import annotations
 

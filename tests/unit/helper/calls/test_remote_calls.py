@@ -36,7 +36,7 @@ def test_process_with_a_reused_pid_is_not_entered() -> None:
 
 @needs_root
 def test_blocked_helper_is_abandoned_after_a_limit() -> None:
-    """As by a file system of the program's own, in which its memory lies: not even a SIGKILL would end it."""
+    """The memory of a process may be on a file system of the program: then not even SIGKILL ends the helper."""
     with (
         smaller_bounds(remote_calls, _PATIENCE_S=1.0),
         running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process,
@@ -68,7 +68,7 @@ def _helpers() -> list[int]:
 @needs_root
 @pytest.mark.parametrize("how", ["spins", "changes"])
 def test_system_call_filter_allows_only_our_own_calls(tmp_path: Path, how: str) -> None:
-    """Neither while the thread comes to its stop, nor by code that another thread puts in the place of our call."""
+    """This holds while the thread stops, and if another thread replaces our call by other code."""
     program, made = compile_program("filtered.c", tmp_path, "-O1", "-pthread"), tmp_path / "made"
     with running(program, how, str(made), ready="") as process:
         assert process.stdout is not None
@@ -81,7 +81,7 @@ def test_system_call_filter_allows_only_our_own_calls(tmp_path: Path, how: str) 
 
 @needs_root
 def test_memory_policy_is_set_inside() -> None:
-    """With nodes that lie in the thread's own memory while it is made to set them; the memory is as it was."""
+    """The nodes are in the thread's own memory during the call; afterwards the memory is as before."""
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
         order = Order(process.pid, process.pid, "set", (("memory_policy", (3, 0)),))
         assert [(*answer.failed, answer.why) for answer in carry_out([order])] == [("",)]

@@ -1,4 +1,4 @@
-"""A process is entered for one system call, in whatever state it is, and never notices; or it is said why not."""
+"""A system call is injected into a process in any state without a visible effect, or a reason is given."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def reaped(helpers: list[Path]) -> bool:
 
 
 def test_process_that_does_not_stop_is_released(program: str) -> None:
-    """As above, but asleep only once we have looked: its state is hidden from the first look."""
+    """The process sleeps only after the first look, so its state is not visible before."""
     hidden = (
         "import os, sys\nfrom crckpt.host.syscalls import ptrace\nptrace._state = lambda pid, tid: 'S'\n"
         "try:\n with ptrace.stopped(int(sys.argv[1])): pass\n"
@@ -264,7 +264,7 @@ def test_process_that_does_not_stop_is_released(program: str) -> None:
 
 
 def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
-    """It is stopped with our registers when it turns out that it will not run with them for long."""
+    """The process is stopped with our registers, and then does not run for a long time."""
     with running(program, "read") as process:
         for _ in range(3):
             with frozen(process.pid) as group:
@@ -278,7 +278,10 @@ def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
 
 
 def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
-    """As systemd sends it to all of a unit. The group is frozen so that it stays in the middle of its call."""
+    """systemd sends the signal to all processes of a unit.
+
+    The group is frozen, so that the helper stays in its call.
+    """
     with running(program, "read") as process:
         with frozen(process.pid):
             taken: list[TakeResult] = []
@@ -297,7 +300,7 @@ def blocks_all(pid: int) -> bool:
 
 
 def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> None:
-    """It does so in the moment between the call that makes ours and the one that closes it."""
+    """The other thread replaces it between the call that creates ours and the one that closes it."""
     os.mkfifo(tmp_path / "fifo")
     redirects = (
         "import os, sys, threading\n"

@@ -1,4 +1,4 @@
-"""Those who are connected to the holder of a terminal."""
+"""Clients of the holder of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a program is in a Landlock domain."""
+"""Detect whether a program is in a Landlock domain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_landlock_domain_is_detected_for_any_user(user: str, confined: str) -> N
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
 def test_comparison_process_has_no_resources_of_ours() -> None:
-    """It belongs to the program's user, who may look into it, and put code into it."""
+    """The process belongs to the program's user, who may read its memory and inject code."""
     seen: dict[str, object] = {}
 
     def look(other: int) -> int:
@@ -63,7 +63,7 @@ def test_killed_comparison_process_is_an_error() -> None:
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
 def test_other_thread_does_not_answer_for_the_main_one(tmp_path: Path) -> None:
-    """Each has a domain of its own."""
+    """Each thread has its own domain."""
     with running(compile_program("entered.c", tmp_path, "-pthread"), "partly uninterruptible") as process:
         wait_for(lambda: read_stat(process.pid).state == "D", 10, "vfork to wait")
         (answer,) = carry_out([Order(process.pid, process.pid, "ask")])

@@ -1,4 +1,4 @@
-"""What is read of the attributes of processes and threads, from outside."""
+"""Attributes of processes and threads, read from outside."""
 
 from __future__ import annotations
 

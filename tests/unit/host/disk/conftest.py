@@ -1,4 +1,4 @@
-"""What tests of files share."""
+"""Fixtures of tests of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is opened where somebody else may have planted something: a regular file of ours, or nothing."""
+"""Files in places where another user may have planted something: only regular files of ours are opened."""
 
 from __future__ import annotations
 
@@ -174,7 +174,10 @@ def test_file_with_the_longest_name_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [digests.read_build_id, read_file_ends])
 def test_device_and_fifo_are_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
-    """A device may act when it is opened (a watchdog, a tape). A FIFO lets go on who waits at it, as is seen here."""
+    """Opening a device may have effects (a watchdog, a tape).
+
+    Opening a FIFO would wake the process that waits for it.
+    """
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "link").symlink_to(fifo)

@@ -1,4 +1,4 @@
-"""What crckpt left for itself counts only if nobody else can have written it."""
+"""Files of crckpt count only if no other user can have written them."""
 
 from __future__ import annotations
 

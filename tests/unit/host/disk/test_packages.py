@@ -34,7 +34,7 @@ def test_first_change_after_a_time_counts() -> None:
 
 
 def test_change_within_the_same_second_counts_as_later() -> None:
-    """The log has no fractions; who is asked knows that the file did change after that moment."""
+    """The log has no fractions of a second, and the caller knows that the file changed after that time."""
     half = local(2, 3, 4, 5) + timedelta(milliseconds=500)
     found = packages.first_change(LOG, "libc6", half)
     assert found is not None

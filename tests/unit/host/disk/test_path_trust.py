@@ -1,4 +1,4 @@
-"""Who can change what a path names."""
+"""Users who can change the target of a path."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_link_in_the_place_of_a_log_is_not_followed(log: Path, tmp_path: Path) -> None:
-    """Who owns the directory may choose the target; we may cut what he may not."""
+    """The owner of the directory chooses the target, which we may cut although the owner may not."""
     (tmp_path / "link").symlink_to(log)
     with (
         pytest.raises(RestoreFailed, match="replaced or truncated"),
@@ -157,7 +157,7 @@ def others(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("moment", ["rewound.open", "tail.create", "tail.sync-directory", "rewound.resize"])
 def test_directory_replaced_by_a_link_is_not_followed(others: Path, moment: str) -> None:
-    """Who owns a directory can exchange it at any moment: root then made files wherever the link led."""
+    """The owner of a directory can replace it at any time: root would create files in the target of the link."""
     victim = others.with_name("victim")
 
     def exchange(name: str, _operands: object) -> None:
@@ -185,7 +185,7 @@ def test_kept_lines_belong_to_the_owner_of_the_log(others: Path) -> None:
 
 
 def test_lines_are_kept_where_the_owner_may_create_no_file(others: Path) -> None:
-    """As in /var/log."""
+    """/var/log is such a directory."""
     os.chown(others, 0, 0)
     with restored_on_failure(others / "log", 4, "kept"):
         pass
@@ -255,7 +255,7 @@ def test_other_threads_keep_their_rights(others: Path) -> None:
 
 
 def test_sparse_log_takes_no_disk_space(log: Path, tmp_path: Path) -> None:
-    """Its owner makes it so long by a hole, which is none of the disk's."""
+    """The owner can extend the log by a hole, which uses no disk space."""
     end, size = b"the end", 1 << 40
     with log.open("r+b") as file:
         file.seek(size)
@@ -275,7 +275,7 @@ def test_sparse_log_takes_no_disk_space(log: Path, tmp_path: Path) -> None:
 
 
 def test_endless_writer_is_not_waited_for(log: Path, tmp_path: Path) -> None:
-    """Each write of ours is followed by one of theirs, to the log and to what is kept of it."""
+    """Each of our writes is followed by another one of the owner, to the log and to the kept part."""
     written = 0
 
     def append(name: str, _operands: tuple[object, ...]) -> None:

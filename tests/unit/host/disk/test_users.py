@@ -1,4 +1,4 @@
-"""Users who could not open what a process has open."""
+"""Users who could not open a file that a process has open."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_user_who_may_read_but_not_write(opened: Path, root: int) -> None:
 
 
 def test_closed_parent_directory_is_found(opened: Path, root: int) -> None:
-    """Its own mode does not say so: the process may have opened it before."""
+    """The mode of the file does not show it: the process may have opened the file before."""
     opened.readlink().parent.chmod(0o700)
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
 

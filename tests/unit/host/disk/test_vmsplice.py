@@ -44,7 +44,7 @@ def test_content_passes_unchanged(pipe: tuple[int, int]) -> None:
 
 
 def test_lent_pages_are_not_copied(pipe: tuple[int, int]) -> None:
-    """So the content must not change before the reader has it."""
+    """The content must not change before the reader has it."""
     reading, writing = pipe
     content = memoryview(bytearray(b"before".ljust(PAGE)))
     lender = Lender(writing)

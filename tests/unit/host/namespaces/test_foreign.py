@@ -41,7 +41,7 @@ def test_process_in_a_user_namespace_is_reported_once() -> None:
 
 
 def test_namespace_owned_by_a_user_namespace_is_foreign() -> None:
-    """A process of ours may have joined it: who made it controls it."""
+    """Our process may have joined such a namespace: its creator controls it."""
     own = read(os.getpid())
     with unshared("user", "uts") as shell:
         argv = ["nsenter", "--target", str(shell.pid), "--uts", "sh", "-c", "echo ready; read line"]

@@ -112,7 +112,10 @@ def test_everything_ends_with_the_block(tmp_path: Path) -> None:
 
 
 def test_exits_of_processes_are_reported(tmp_path: Path) -> None:
-    """As their parent would see it, though it is not ours; the root's status comes out with the end, too."""
+    """The process is reported as by its parent, although it is not our child.
+
+    The root's status is reported at the end.
+    """
     with throwaway(ROOT, plan(tmp_path / "work")) as new:
         one, other = started(new, "sleep", "60"), started(new, "sleep", "60")
         (first,), (second,) = proc.children(one.pid), proc.children(other.pid)

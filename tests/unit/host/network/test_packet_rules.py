@@ -1,4 +1,4 @@
-"""Which rules of the packet filter judge by a control group."""
+"""Rules of the packet filter that match a control group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="there is no
 
 
 def test_later_rules_count_in_the_next_dump() -> None:
-    """Of `migrate --all`, or of a service: one process makes them all."""
+    """One process may make many dumps: `migrate --all`, or a service."""
     above = group_directory("", "/")
     if above is None:
         pytest.skip("there are no control groups of version 2")

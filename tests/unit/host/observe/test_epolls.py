@@ -74,7 +74,7 @@ def two_sockets() -> tuple[int, int]:
 
 @pytest.mark.parametrize("open_two", [two_eventfds, two_pipes, two_sockets])
 def test_epoll_of_a_closed_file_with_a_reused_number(open_two: Callable[[], tuple[int, int]]) -> None:
-    """All eventfds have one inode, each socket its own."""
+    """All eventfds share an inode; each socket has its own."""
     left, right = socket.socketpair()
     with own_descriptors(), left, right, select.epoll() as epoll:
         watched, other = open_two()
@@ -116,7 +116,7 @@ def test_epoll_that_stops_watching_during_the_check() -> None:
 
 
 def test_epoll_that_another_process_would_create() -> None:
-    """The one with the lowest PID, by the numbers of the first that has it."""
+    """This is the process with the lowest PID; the numbers are those of the first process with the file."""
     with own_descriptors(), select.epoll() as epoll:
         watched, other = os.eventfd(0), os.eventfd(0)
         epoll.register(watched)

@@ -60,7 +60,7 @@ os.chdir({str(hides)!r})
 
 
 def test_other_file_of_the_same_name_hides_the_first(hides: Path) -> None:
-    """But one that is deleted is saved with its content."""
+    """A deleted file is saved with its content."""
     code = f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n"
     with program(code + WAITS) as process:
         hide(hides)
@@ -83,7 +83,7 @@ def test_file_of_a_mount_that_is_gone(hides: Path) -> None:
 
 
 def test_device_of_a_mount_that_is_gone(hides: Path) -> None:
-    """As the /dev/null of another mount namespace, which a container's program may inherit."""
+    """A container's program may inherit /dev/null from another mount namespace."""
     hide(hides)
     os.mknod(hides / "null", 0o600 | stat.S_IFCHR, Path("/dev/null").stat().st_rdev)
     names = (str(hides / "null"), "/dev/null")
@@ -123,7 +123,7 @@ def test_files_without_a_name_in_their_directory(tmp_path: Path) -> None:
 
 
 def test_files_needed_from_memory_file_systems(hides: Path) -> None:
-    """What a restore needs there: not the place itself, and no file that the checkpoint contains."""
+    """A restore needs the files there, but not the directory itself or files in the checkpoint."""
     hide(hides)
     with program(LINKED.format(str(hides)) + WAITS) as process:
         opened = proc.descriptors(process.pid)

@@ -1,4 +1,4 @@
-"""Ends of pipes: grouped by pipe, filled anew, and those that nobody has the other end of."""
+"""Ends of pipes: grouped by pipe, refilled, and those without another end."""
 
 from __future__ import annotations
 

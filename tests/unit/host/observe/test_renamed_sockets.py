@@ -63,7 +63,7 @@ def test_socket_of_a_server_is_not_replaced(bound: socket.socket, tmp_path: Path
 def test_file_created_after_the_check_stays(
     bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: str
 ) -> None:
-    """In /tmp: another user makes a file of that name between the check and the rename."""
+    """In /tmp, another user may create a file with that name between check and rename."""
     name = tmp_path / "name"
     if had == "a socket":
         leave_socket(name)

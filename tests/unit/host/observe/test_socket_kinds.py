@@ -1,4 +1,4 @@
-"""What descriptors tell of themselves while another process holds them."""
+"""Kinds of sockets, read from descriptors of another process."""
 
 from __future__ import annotations
 

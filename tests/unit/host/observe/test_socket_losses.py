@@ -1,4 +1,4 @@
-"""What a restore loses of a socket, and of which sockets nothing is read."""
+"""State that a restore loses of a socket, and sockets whose data is not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls a dump interrupts, as /proc tells of them; and that the library and we know of the same."""
+"""System calls that a dump interrupts, read from /proc; the library and crckpt know the same calls."""
 
 from __future__ import annotations
 

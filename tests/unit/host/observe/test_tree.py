@@ -1,4 +1,4 @@
-"""One look at a live tree sees all of it, in one value."""
+"""One observation of a live tree contains all of it, in one value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket."""
+"""The peer of a unix socket."""
 
 from __future__ import annotations
 

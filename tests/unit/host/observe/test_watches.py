@@ -45,7 +45,7 @@ def test_file_reachable_by_handle_is_not_lost(inotify: int, tmp_path: Path) -> N
 
 
 def test_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None:
-    """As after a restart, on a file system that makes its handles up."""
+    """After a restart, a file system with generated handles does not know old ones."""
     place = tmp_path / "place"
     place.mkdir()
     words = ["mount", "-t", "tmpfs", "test", str(place)]

@@ -1,4 +1,4 @@
-"""Where a store or a staging directory may lie."""
+"""Suitable directories for a store and for staging."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_store_below_a_closed_directory(tmp_path: Path) -> None:
 
 
 def test_store_where_nothing_can_be_created() -> None:
-    """Whatever the modes of /proc and of a file say."""
+    """The modes of /proc and of a file do not matter."""
     for below in (Path("/proc"), Path(__file__)):
         outcome = setup.store(below / "store")
         assert outcome.state == "missing"

@@ -1,4 +1,4 @@
-"""Facts about this host, held against what others say of it: the kernel's configuration, CRIU, other programs."""
+"""Checks of this host agree with the kernel's configuration, CRIU and other programs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_module_counts_as_loadable_only_if_it_exists(tmp_path: Path) -> None:
 
 
 def test_checks_without_root(facts: dict[str, Fact]) -> None:
-    """In a user namespace, where what the owner may read stays readable: the checkout may lie in /root."""
+    """The checks run in a user namespace, where the owner can still read the checkout in /root."""
     nobody = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
     lines = inside(nobody, "for fact in checks.values(): print(fact.state, fact.key, fact.found)")
     states = {line.split()[1]: line.split()[0] for line in lines}
@@ -180,7 +180,7 @@ def test_root_without_a_capability(capability: str, lost: set[str]) -> None:
 
 @AS_ROOT
 def test_host_without_tmpfs_tun_and_cgroups() -> None:
-    """In a mount namespace where they are covered or gone."""
+    """They are hidden or removed in a mount namespace."""
     hide = (
         "mount -t tmpfs none /run && umount -R /sys/fs/cgroup && mount -t tmpfs none /dev && "
         'mknod /dev/null c 1 3 && exec "$@"'

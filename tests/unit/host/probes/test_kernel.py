@@ -1,4 +1,4 @@
-"""What this kernel can, as the kernel itself says it in other places."""
+"""Features of this kernel, as other interfaces of it report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory is free here, and what the kernel does not let other users do with it."""
+"""Free memory, and what the kernel does not let other users do with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this host lets us do with connections: with and without rights, and with tools that are missing or fail."""
+"""Network features of this host: with and without rights, and with missing or failing tools."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_locks_are_not_tried_without_rights(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_address_move_is_probed() -> None:
-    """It is tried where it does no harm."""
+    """The probe runs where it is harmless."""
 
     def check() -> None:
         found = network.move_ip()

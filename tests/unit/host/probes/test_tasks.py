@@ -1,4 +1,4 @@
-"""What this host lets us do with processes, tried as root and as a user without rights; nothing stays behind."""
+"""Process features of this host, tried as root and without rights; nothing is left behind."""
 
 from __future__ import annotations
 

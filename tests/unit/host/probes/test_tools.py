@@ -1,4 +1,4 @@
-"""Which programs are found, and which plugins of CRIU."""
+"""Programs and plugins of CRIU that are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who uses a number as PID, thread, group or session."""
+"""Users of a number as PID, thread, group or session."""
 
 from __future__ import annotations
 

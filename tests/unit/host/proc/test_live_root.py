@@ -1,4 +1,4 @@
-"""Whether CRIU holds the root of a tree."""
+"""Detect whether CRIU holds the root of a tree."""
 
 from __future__ import annotations
 

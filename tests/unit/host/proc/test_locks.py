@@ -1,4 +1,4 @@
-"""Who holds the locks on a file, however many there are."""
+"""Holders of the locks on a file, however many there are."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_locks_of_others_are_found(tmp_path: Path) -> None:
 
 
 def test_time_is_linear_in_the_number_of_locks(tmp_path: Path) -> None:
-    """Each program is looked at once. Any user who can read a file may hold as many locks there."""
+    """Each program is examined once. Any user who can read a file may hold many locks on it."""
     with ExitStack() as programs:
 
         def prepare(count: int) -> Callable[[], object]:

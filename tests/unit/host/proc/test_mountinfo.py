@@ -1,4 +1,4 @@
-"""Mounts as the kernel tells them, with names of any characters."""
+"""Mounts from the kernel's list, with names of any characters."""
 
 from __future__ import annotations
 

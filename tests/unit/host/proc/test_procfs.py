@@ -1,4 +1,4 @@
-"""What is read of /proc ends, whatever a program has done to it."""
+"""Reads from /proc are bounded, whatever a program has done."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_children_have_their_own_rights() -> None:
 
 @needs_root
 def test_thread_has_the_number_of_its_namespace() -> None:
-    """By that CRIU names its image."""
+    """CRIU names the thread's image by that number."""
     with program(INNER) as process:
         found = read_task_states(process.pid).rights
         assert set(found) == {process.pid, 1}

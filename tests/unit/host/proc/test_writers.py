@@ -1,4 +1,4 @@
-"""Who can write to a file."""
+"""Processes that can write to a file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_mapping_counts_as_writing(file: Path) -> None:
 
 
 def test_own_output_is_ignored(file: Path) -> None:
-    """As of a unit with StandardOutput=append:."""
+    """A unit with StandardOutput=append: has such output."""
     with file.open("a"):
         assert find_writers([str(file)]) == {}
     with file.open("r+"):

@@ -1,4 +1,4 @@
-"""Too little address space is told before numpy is loaded, and told apart from other failures."""
+"""Too little address space is reported before numpy is loaded, and not confused with other failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent stays until the child has said that the first part is done. Each case is a program: it forks."""
+"""The parent waits until the child has reported that the first part is done. Each case is a forking program."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_interruption_reaches_the_child(start: Start) -> None:
 
 
 def test_interruption_outside_the_wait_reaches_the_child(start: Start) -> None:
-    """As one that comes just before the parent waits, or to another thread."""
+    """It comes just before the parent waits, or to another thread."""
     other_thread = """
 import threading
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()

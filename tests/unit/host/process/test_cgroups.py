@@ -1,4 +1,4 @@
-"""What limits of control groups leave, in directories written by hand as version 1 and 2 have them."""
+"""The room left by limits of control groups, in handmade directories of version 1 and 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many descriptors a round needs, and how CRIU gets them."""
+"""The number of descriptors that a round needs, and how CRIU gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes of a PID namespace have ended, which are not our children."""
+"""The ends of processes of a PID namespace, which are not our children."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_stopped_program_stops_its_job_and_continues_with_it() -> None:
 
 
 def test_program_waiting_for_its_new_terminal_continues() -> None:
-    """It got the terminal after it had read in the background, and before the kernel stopped it for that."""
+    """The program gets the terminal after it has read in the background, before the kernel stops it for that."""
     with shell("echo here; read line; echo got $line") as found:
         found.wait_shown(b"here")
         wait_for(lambda: os.tcgetpgrp(found.master) == found.child, "the program to have the terminal")

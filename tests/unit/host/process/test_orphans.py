@@ -1,4 +1,4 @@
-"""Only what descends from us is ended."""
+"""Only descendants of this process are ended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_our_descendants_are_ended_and_reaped(shell: subprocess.Popen[str], gran
 
 
 def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
-    """By CRIU itself, when it failed: until then its PID is not free."""
+    """A failed CRIU has not reaped it: its PID is not free until then."""
     with suppress(ValueError), orphans.ended_on_failure((shell.pid, grandchild)):
         shell.kill()
         raise ValueError
@@ -55,7 +55,7 @@ def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) ->
 
 
 def test_process_of_others_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
-    """Its PID may have been free when we looked."""
+    """The PID may have been free at the first look."""
     failed(grandchild)
     found = proc.read_process(grandchild)
     assert found is not None

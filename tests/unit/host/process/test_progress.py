@@ -1,4 +1,4 @@
-"""What counts as progress of CRIU, and of the processes that it restores."""
+"""Signs of progress of CRIU and of the processes that it restores."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_process_waiting_for_input_waits_for_no_disk(waiting: subprocess.Popen[b
 
 
 def test_process_waiting_in_a_system_call(waiting: subprocess.Popen[bytes]) -> None:
-    """It reads from a pipe, soon after it has said that it is there."""
+    """The process reads from a pipe soon after it has reported that it is ready."""
     if os.geteuid() != 0:
         pytest.skip("only root reads the stacks of the kernel")
     wait_for(lambda: waits_for_a_program([waiting.pid], ("pipe_read",)), "it to read")

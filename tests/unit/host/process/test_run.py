@@ -1,4 +1,4 @@
-"""Starting programs: what they get, what they leave behind, how their end is told."""
+"""Start programs: their environment, what they leave behind, and the report of their end."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_ends_within(tmp_path: Path) -> None:
 
 
 def test_released_child_keeps_its_status(tmp_path: Path) -> None:
-    """Popen's finalizer, and the next Popen, would reap it behind the back of whoever waits for the PID."""
+    """Popen's finalizer, or the next Popen, would reap it before the waiting process."""
     before = own_descriptors()
     child = run.start(["sh", "-c", "exit 7"], output=tmp_path / "out")
     pid = child.pid

@@ -190,7 +190,7 @@ def test_typed_signal_is_not_forwarded_on_our_terminal() -> None:
 
 
 def test_inherited_ignored_signal_stays_ignored() -> None:
-    """As nohup has SIGHUP."""
+    """nohup ignores SIGHUP, for example."""
     body = """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         handle_interrupts()

@@ -66,7 +66,7 @@ def test_tree_is_unfinished_once_its_criu_is_dead(tmp_path: Path) -> None:
 
 
 def test_running_tree_is_never_unfinished(tmp_path: Path) -> None:
-    """It has closed the log; or it reads a file of that name; or its log is not known."""
+    """The process has closed the log, has opened another file with that name, or its log is unknown."""
     log, other = tmp_path / "restore.log", tmp_path / "other.log"
     log.touch()
     with program(other, "w") as builder, program(log, "r") as root:

@@ -167,7 +167,7 @@ def test_different_programs_are_distinguished(one: Program, other: Program) -> N
 
 
 def test_code_is_not_shown() -> None:
-    """It may contain a password."""
+    """The code may contain a password."""
     assert of("/bin/sh", "sh -c login=secret").title == "sh -c ..."
     assert of(PYTHON, "python3 -m http.server").title == "python3 -m http.server"
     assert of(PYTHON, "python3 x.py").title == "/home/a/x.py"

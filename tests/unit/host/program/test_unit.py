@@ -79,7 +79,7 @@ def test_nested_groups_belong_to_the_service(slice_: Path, shell: subprocess.Pop
 
 
 def test_job_started_by_another_program_is_not_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
-    """As one of cron, also once its parent has ended."""
+    """cron starts such jobs. This holds after their parent has ended, too."""
     service = slice_ / "cron.service"
     put(shell.pid, service)
     with subprocess.Popen(["sleep", "1000"]) as orphan:

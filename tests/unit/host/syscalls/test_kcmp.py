@@ -1,4 +1,4 @@
-"""What real processes share: memory and open files."""
+"""Memory and open files that real processes share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_sharers_of_an_open_file_are_found(pipe: tuple[int, int]) -> None:
 
 
 def test_search_among_many_descriptors_takes_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each descriptor of a file is compared with each other one, because each may be the same open file."""
+    """Each descriptor of a file is compared with every other, because each may be the same open file."""
     file = tmp_path / "locked"
     file.touch()
     opens = f"opened = [os.open({str(file)!r}, os.O_RDONLY) for _ in range(900)]"

@@ -1,4 +1,4 @@
-"""Which pages of another process were written, by write protection: what it does to its memory is never missed."""
+"""Written pages of another process, by write protection: no change of its memory is missed."""
 
 from __future__ import annotations
 
@@ -235,7 +235,10 @@ def test_file_and_shared_mappings_are_not_tracked(target: StatementRunner, tmp_p
 
 
 def test_maps_that_changed_while_read_are_consistent() -> None:
-    """It comes in pieces: the second map has joined the first meanwhile. A file may be called as the kernel's are."""
+    """The list is read in parts: the second mapping is merged with the first meanwhile.
+
+    A file may have the name of a kernel mapping.
+    """
     lines = (
         "1000-3000 rw-p 00000000 00:00 0 ",
         "1000-5000 rw-p 00000000 00:00 0 ",

@@ -1,4 +1,4 @@
-"""The kernel lists its sockets, or says why not."""
+"""The kernel lists its sockets, or gives an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of targets share."""
+"""Fixtures of tests of targets."""
 
 from __future__ import annotations
 

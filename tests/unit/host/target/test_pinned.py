@@ -39,7 +39,7 @@ def test_unit_is_pinned(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> No
 
 
 def test_process_that_got_the_pid_after_the_query_is_refused(systemctl: Path) -> None:
-    """As if the unit's had ended just when systemd had told its number."""
+    """The unit's process has ended just after systemd has answered."""
     start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
     systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
     with (

@@ -1,4 +1,4 @@
-"""A target names one tree, or says why it does not."""
+"""A target names one tree, or the error explains why not."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_pidfile_writable_by_others_is_refused(
 
 
 def test_pidfile_of_the_processes_user_is_accepted(tmp_path: Path) -> None:
-    """Who can change the file can end the process anyway."""
+    """A user who can change the file can end the process anyway."""
     user = pwd.getpwnam("www-data")  # Debian has it, alone in its group
     directory = tmp_path / "theirs"
     directory.mkdir()
@@ -201,7 +201,7 @@ def test_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tu
 
 
 def test_pidfile_in_a_shared_directory(tmp_path: Path, sleepers: tuple[int, int]) -> None:
-    """As /tmp: who made a file there keeps it."""
+    """In /tmp, the creator of a file owns it."""
     directory = tmp_path / "everybody"
     directory.mkdir()
     directory.chmod(0o1777)
@@ -236,7 +236,7 @@ def test_pidfile_with_other_content_is_refused(tmp_path: Path, content: bytes) -
 
 
 def test_pidfile_that_starts_with_a_pid(tmp_path: Path) -> None:
-    """As PostgreSQL's."""
+    """PostgreSQL writes such pidfiles."""
     (tmp_path / "postmaster.pid").write_text("812\n/var/lib/postgresql/15/main\n1795660\n")
     hint = refused(f"pidfile:{tmp_path}/postmaster.pid").hint
     assert hint == "a pidfile contains nothing but a PID; name the PID itself: 812"

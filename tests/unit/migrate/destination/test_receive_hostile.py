@@ -64,7 +64,7 @@ def test_receive_removes_no_existing_checkpoint(tmp_path: Path, ending: tuple[me
 
 
 def test_receive_restores_only_the_job_of_its_move(tmp_path: Path) -> None:
-    """That one may be in the middle of another move."""
+    """Another job may be in the middle of another move."""
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2))
     name = manifest_name(checkpoint.id)

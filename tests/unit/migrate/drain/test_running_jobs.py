@@ -1,4 +1,4 @@
-"""Which jobs of a store have a program that runs here, with real processes."""
+"""Jobs of a store whose program runs here, with real processes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_tracked_root_counts(stored: Store, waiting: int) -> None:
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_program_restored_here_is_found(stored: Store, waiting: int, is_ours: bool) -> None:
-    """If it was restored from this store, also by a move."""
+    """The program was restored from this store, possibly by a move."""
     stored.record("job", waiting, root=before(waiting))
     stored.restore("job", waiting, stored.repository.id if is_ours else "another")
     assert stored.find_names() == (["job"] if is_ours else [])

@@ -1,4 +1,4 @@
-"""What the check has compared is compared again while the program is frozen, and nothing else is refused."""
+"""Files that the check has compared are compared again in the freeze, and no others are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_unchanged_content_is_no_change(target: StatementRunner, there: Path, da
 
 
 def test_large_file_is_compared_by_its_times(target: StatementRunner, there: Path, data: Path) -> None:
-    """Its times tell. Where the program writes through a map, they do not, and the check refuses it."""
+    """Writes through a mapping do not change the times: the check refuses them."""
     os.truncate(data, LARGE)
     open_in(target, data)
     found = compared(target, there)

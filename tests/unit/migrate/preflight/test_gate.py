@@ -103,7 +103,7 @@ def test_different_file_is_a_blocker(
 
 
 def test_file_of_another_owner_is_a_warning(target: StatementRunner, there: Path, tmp_path: Path) -> None:
-    """Here it belongs to a user, there to root."""
+    """The file belongs to a user at the source and to root at the destination."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     os.chown(path, 12345, 12345)
@@ -119,7 +119,7 @@ def test_file_of_another_owner_is_a_warning(target: StatementRunner, there: Path
 def test_file_owned_by_another_user_is_a_blocker(
     target: StatementRunner, there: Path, tmp_path: Path, which: str
 ) -> None:
-    """Who made it there, as in /tmp, with the same size, mode and content, may give it another content any time."""
+    """In a directory like /tmp, its owner may change the content at any time."""
     path = tmp_path / "inner" / "data"
     path.parent.mkdir()
     path.write_bytes(_CONTENT)
@@ -183,7 +183,7 @@ def test_named_shared_memory_is_a_blocker(target: StatementRunner, there: Path) 
 
 
 def test_lost_cgroup_limits_are_reported(target: StatementRunner, there: Path) -> None:
-    """They are lost where there is no such group."""
+    """The limits are lost if the group does not exist."""
     directory = next((each for each in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if each.is_dir()), None)
     if directory is None or not os.access(directory, os.W_OK):
         pytest.skip("no control group can be made here")
@@ -217,7 +217,7 @@ def test_log_must_not_be_longer_and_is_compared_by_size(target: StatementRunner,
 
 
 def test_library_of_another_build_is_a_blocker(there: Path, tmp_path: Path) -> None:
-    """It is the program itself here: other content of the same size, with another build-id."""
+    """Here the program itself has other content of the same size, with another build-id."""
     path = tmp_path / "program"
     path.write_bytes(Path("/bin/sleep").resolve().read_bytes())
     path.chmod(0o755)
@@ -311,7 +311,7 @@ def test_missing_address_is_a_blocker_unless_it_moves(target: StatementRunner, t
 
 
 def test_move_to_the_source_host_is_refused(target: StatementRunner, there: Path) -> None:
-    """All that the tree has is in use there: no other finding says anything."""
+    """All resources of the tree are in use there: no other finding is useful."""
     questions = ask_about(target_at(target.pid, there))
     assert keys(answer(questions, Context(there), shares_kernel=True)) == ["same-host"]
     assert "same-host" not in keys(answer(questions, Context(there)))
@@ -416,7 +416,7 @@ def test_clock_difference_is_a_warning(target: StatementRunner, there: Path, ahe
 
 
 def test_unsuitable_machine_is_a_blocker(target: StatementRunner, there: Path) -> None:
-    """Another CPU, an older CRIU, too little memory: the host is real, and the tree asks for more."""
+    """The host is real, and the tree asks for another CPU, a newer CRIU or more memory."""
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     more = replace(
@@ -436,7 +436,7 @@ def test_unsuitable_machine_is_a_blocker(target: StatementRunner, there: Path) -
 
 
 def test_too_small_store_is_refused(target: StatementRunner, there: Path) -> None:
-    """What surely does not fit is refused; what may not fit is a warning; what will fit is neither."""
+    """A store that is surely too small is refused; one that may be too small is a warning."""
     asked = target_at(target.pid, there)
     memory = asked.observed.memory
     questions = ask_about(asked)
@@ -499,7 +499,7 @@ def test_other_move_of_the_job_is_a_blocker(target: StatementRunner, there: Path
 
 
 def test_stopped_process_without_a_shell_is_a_blocker(target: StatementRunner, there: Path) -> None:
-    """As after ^Z: it leads no session, and over there the kernel would end it by SIGHUP."""
+    """After ^Z the process leads no session, and the destination's kernel would end it by SIGHUP."""
     stopped = target.do(
         "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); result = p.pid; "
         "p.send_signal(signal.SIGSTOP); os.waitid(os.P_PID, p.pid, os.WSTOPPED | os.WNOWAIT)"

@@ -1,4 +1,4 @@
-"""What no host of the tests has: a network file system, a silent one. The survey is written by hand."""
+"""Network and silent file systems, which no test host has. The survey is handmade."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _keys(judged: JudgedFiles) -> list[str]:
 
 
 def test_file_on_shared_storage_is_the_same(asked: MoveQuestions) -> None:
-    """Whatever its size is by now: the program writes to it."""
+    """The size does not matter: the program writes to the file."""
     (data,) = (file for file in asked.files if file.shared_by)
     assert _keys(_judge(asked)) == ["file-in-use"]
     assert _keys(_judge(asked, shared_by="nfs4")) == []
@@ -64,7 +64,7 @@ def test_file_on_shared_storage_is_the_same(asked: MoveQuestions) -> None:
 
 
 def test_file_shared_by_two_containers_is_recognized(asked: MoveQuestions) -> None:
-    """On one kernel the numbers of device and inode name a file."""
+    """On one kernel, device and inode identify a file."""
     (number,) = (file.id for file in asked.files if file.shared_by)
     assert not look_for_files(asked.files)[number].is_same
     assert look_for_files(asked.files, shares_kernel=True)[number].is_same
@@ -88,7 +88,7 @@ def test_lock_on_a_network_file_system_is_a_blocker(
 
 
 def test_many_files_in_use_are_counted(target: StatementRunner, there: Path, tmp_path: Path) -> None:
-    """A database has hundreds open: nobody reads a line for each."""
+    """A database has hundreds of open files: they are not listed one by one."""
     target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
     warnings = _judge(ask_about(target_at(target.pid, there))).warnings
     named = [found.what for found in warnings if found.key == "file-in-use"]

@@ -54,7 +54,7 @@ def _run(statements: str, within: float = 10.0) -> list[str]:
 
 
 def test_fifo_is_not_opened(tmp_path: Path) -> None:
-    """To open it would wait without end, and its content is not read."""
+    """Opening it would block, and its content is not read."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     found = look_for_files([_ask(path, size=0, digest="00")])[1]
@@ -90,7 +90,7 @@ def test_open_link_is_examined_itself(tmp_path: Path) -> None:
 
 
 def test_automount_is_not_mounted(tmp_path: Path) -> None:
-    """Its daemon would be asked, and would wait: here nobody reads what the kernel asks."""
+    """The daemon would have to answer: here nothing reads the kernel's request."""
     assert _run(
         f"""
 place = {str(tmp_path)!r} + "/auto"
@@ -103,7 +103,7 @@ look(place, place + "/home/file", {str(tmp_path)!r})
 
 
 def test_silent_file_system_is_left_alone(tmp_path: Path) -> None:
-    """It is not disconnected, and what comes after it is not known."""
+    """The file system is not disconnected, and the files after it are unknown."""
     if not os.access("/dev/fuse", os.W_OK):
         pytest.skip("/dev/fuse cannot be used here")
     silent, server = tmp_path / "silent", tmp_path / "server"

@@ -1,4 +1,4 @@
-"""The errors of aborted moves: each says what became of the program."""
+"""The errors of aborted moves tell where the program is."""
 
 from __future__ import annotations
 

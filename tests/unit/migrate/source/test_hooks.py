@@ -29,7 +29,7 @@ def move(*, before_freeze: str = "", address_hook: str = "") -> HookedMove:
 def test_hook_gets_the_environment_of_the_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: hooks.MoveStep
 ) -> None:
-    """It runs in the directory and with the variables of the user."""
+    """The hook runs in the directory and with the variables of the user."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OF_THE_USER", "kept")
     words = " ".join(f"${variable}" for variable in (*NAMES, "OF_THE_USER"))
@@ -73,7 +73,7 @@ def test_late_failures_are_reported(name: Literal["commit", "abort"]) -> None:
 
 
 def test_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has started ends with it."""
+    """Its child processes end with it."""
     monkeypatch.setattr(hooks, "SECONDS", {"prepare": 0.2})
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
@@ -101,7 +101,7 @@ run_hook(HookedMove("0123456789abcdef", "here", "there", "app", "", sys.argv[1])
 
 
 def test_interruption_ends_a_hook(tmp_path: Path) -> None:
-    """It and what it has started, however early it comes."""
+    """The hook and its child processes end, however early the interruption is."""
     hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
     assert "Interrupted: interrupted by SIGTERM" in done.stderr

@@ -48,7 +48,7 @@ def test_pages_written_meanwhile_count_towards_the_downtime() -> None:
 
 
 def test_first_estimate_without_a_rate() -> None:
-    """Without a rate all may have been written again; no program writes more than it has."""
+    """Without a rate, all pages may have been written again, but no more than exist."""
     for rate in (None, 1e12):
         assert estimate_downtime([FIRST], rate).written_s == FIRST.store_s + FIRST.send_s
     assert estimate_downtime([FIRST], 0.0).written_s == 0

@@ -146,7 +146,7 @@ def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
 
 
 def test_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the new file has another name until it is whole; the flag is one that such a file system refuses."""
+    """The file has a temporary name until it is complete. Such a file system refuses O_TMPFILE."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     asked = _prepare(elsewhere, "one")
     assert _move(asked, (elsewhere / "one").unlink) is None
@@ -156,7 +156,7 @@ def test_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.
 
 
 def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
-    """What was sent together with it is removed again."""
+    """Files sent together with it are removed again."""
     asked = _prepare(elsewhere, "inner/one", "two")
 
     def change() -> None:
@@ -281,7 +281,7 @@ def test_content_changed_during_the_transfer_is_refused(elsewhere: Path) -> None
 
 
 def test_file_that_would_belong_to_another_user_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number belongs to another user there."""
+    """The user id belongs to another user at the destination."""
     asked = _prepare(elsewhere, "one")
     names = iter(("ada", "bob"))
     monkeypatch.setattr(module, "find_user_name", lambda _uid: next(names))
@@ -379,7 +379,7 @@ def test_sendable_files_are_selected(target: StatementRunner, there: Path, tmp_p
 
 
 def test_file_open_only_by_path_is_not_sent(target: StatementRunner, there: Path, tmp_path: Path) -> None:
-    """For that it need not be allowed to read the file (O_PATH)."""
+    """O_PATH needs no permission to read the file."""
     path = _make(tmp_path / "file")
     for program, is_sent in (("path", False), ("path, reader", True)):
         target.do(f"path = os.open({str(path)!r}, os.O_PATH)")

@@ -1,4 +1,4 @@
-"""What a tree has written is on its file system before another host opens it."""
+"""Writes of a tree reach its file system before another host opens it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_written_pages_reach_the_file_system(target: StatementRunner, directory:
 
 
 def test_program_may_change_its_files_meanwhile(target: StatementRunner, directory: Path) -> None:
-    """It puts other files and FIFOs at the same descriptor: nothing waits, nothing fails."""
+    """The program puts other files and FIFOs at the same descriptor: nothing blocks or fails."""
     target.do(
         f"""
 import os, threading

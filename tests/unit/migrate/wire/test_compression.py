@@ -36,7 +36,7 @@ def test_incompressible_data_is_sent_unchanged() -> None:
 
 
 def test_useless_attempts_become_rare() -> None:
-    """On a connection that is nearly as fast as zstd, to which random bytes are sent, and then words."""
+    """The connection is nearly as fast as zstd. First random bytes are sent, then words."""
     compressor, content, speed = Compressor(), os.urandom(PIECE), 2**30 - 1.0
     assert compressor.compress(content, speed) is None
     skipped = 0

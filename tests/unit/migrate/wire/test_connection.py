@@ -1,4 +1,4 @@
-"""What one side sends, the other receives; neither waits for the other, nor keeps an interruption waiting."""
+"""Messages of one side reach the other; neither blocks the other, nor an interruption."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_messages_arrive_in_order_in_both_directions() -> None:
 
 
 def test_both_directions_may_share_a_socket() -> None:
-    """As sshd starts a command."""
+    """sshd starts commands like that."""
     here, there = socket.socketpair()
     content = os.urandom(3 << 20)
     with (

@@ -1,4 +1,4 @@
-"""Whatever comes over a connection, it ends with an error that names it: no hang, no traceback, no endless memory."""
+"""Any data on a connection ends in an error that describes it: no hang, no traceback, bounded memory."""
 
 from __future__ import annotations
 

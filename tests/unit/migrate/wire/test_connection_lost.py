@@ -111,7 +111,7 @@ def test_text_instead_of_messages_is_shown() -> None:
 
 @pytest.mark.parametrize("text", [b"This account is currently not available.\n", b"Denied\n"])
 def test_account_without_commands_is_reported(text: bytes) -> None:
-    """No startup file could be changed: nothing reads one."""
+    """Changing a startup file would not help: nothing reads one."""
     with half_connected() as (source, _, writes):
         writes.write(text)
         writes.close()

@@ -1,4 +1,4 @@
-"""ssh gets words, no options of others; and why it has ended is said so that one knows what to do."""
+"""ssh gets safe arguments, and its failures are explained with a next step."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_missing_ssh_is_reported() -> None:
 
 
 def test_terminal_keys_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
-    """Nor a ssh that a shell of the first one starts."""
+    """This also holds for an ssh started by a shell of the first one."""
     numbers = (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP)
     handlers = [signal.getsignal(number) for number in numbers]
     text = "#!/bin/sh\nsh -c 'grep SigIgn /proc/self/status' >&2\nexit 255\n"

@@ -1,4 +1,4 @@
-"""What is said of a tree after a dump that failed."""
+"""The reported state of a tree after a failed dump."""
 
 from __future__ import annotations
 

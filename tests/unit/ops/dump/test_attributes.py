@@ -1,4 +1,4 @@
-"""What is read by a PID is taken for a process's only while that PID is its own."""
+"""Data read by a PID counts only while the PID belongs to that process."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_only_the_last_checkpoint_counts(context: Context, repository: Repositor
 def test_checkpoint_without_a_program_does_not_prevent_a_dump(
     context: Context, repository: Repository, tmp_path: Path
 ) -> None:
-    """Of an imported one nothing is known."""
+    """An imported checkpoint records no program."""
     store(repository, tmp_path, of_pages(1), described("trainer"))
     check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
 

@@ -1,4 +1,4 @@
-"""How much CRIU has copied is read from its images."""
+"""CRIU's progress is read from its images."""
 
 from __future__ import annotations
 

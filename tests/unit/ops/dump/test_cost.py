@@ -1,4 +1,4 @@
-"""What a live tree uses, so that its user sees which program it is."""
+"""The usage of a live tree, by which its user recognizes it."""
 
 from __future__ import annotations
 

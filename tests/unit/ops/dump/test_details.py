@@ -1,4 +1,4 @@
-"""What a checkpoint records in addition to CRIU's images, read from a live program."""
+"""Details that a checkpoint records in addition to CRIU's images, read from a live program."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_checkpoint_is_described_as_requested(target: DumpTarget) -> None:
 
 
 def test_process_has_the_pid_of_its_namespace(target: DumpTarget) -> None:
-    """As in CRIU's images."""
+    """CRIU's images contain the same PID."""
     root = replace(target.observed.tree.root, ns_pids=(target.pid, 7))
     observed = replace(target.observed, tree=replace(target.observed.tree, root=root, processes=(root,)))
     inside = replace(target, observed=observed)

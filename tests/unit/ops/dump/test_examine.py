@@ -1,4 +1,4 @@
-"""What is known of a tree before it is touched: the command of its dump, and whether its root is still there."""
+"""The examination of a tree before the freeze: the command of its dump, and whether its root is still alive."""
 
 from __future__ import annotations
 

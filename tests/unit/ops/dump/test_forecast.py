@@ -1,4 +1,4 @@
-"""How long a freeze is foreseen to be after a round."""
+"""The estimated freeze after a round."""
 
 from __future__ import annotations
 

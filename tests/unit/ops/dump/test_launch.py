@@ -65,7 +65,7 @@ def test_missing_staging_directory_creates_no_store(tmp_path: Path) -> None:
 
 
 def test_criu_has_ended_after_the_block(workspace: Workspace) -> None:
-    """Here it is a program that waits as long as anything in it goes on."""
+    """Here CRIU is a program that waits while anything in it continues."""
     before = children()
     given: list[Paths] = []
 

@@ -1,4 +1,4 @@
-"""What a dump counts from, as far as that is known without touching the tree; and what a lost keeper changes."""
+"""The base of a dump, as known without touching the tree; and the effect of a lost tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a live tree has open, of those that users other than root could replace."""
+"""Open files of a live tree that users other than root could replace."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_file_owners_are_recorded(root: proc.Process, place: Path) -> None:
 
 
 def test_replaced_file_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
-    """Its name leads to another file now."""
+    """The name leads to another file now."""
     before = identity(place / "read", 0)
     (place / "other").write_bytes(b"other")
     (place / "other").rename(place / "read")
@@ -98,7 +98,7 @@ def test_files_of_an_ended_process_are_not_read(root: proc.Process) -> None:
 
 
 def test_writable_mapping_counts_as_writing(place: Path) -> None:
-    """Its descriptor may be closed: the map tells."""
+    """The descriptor may be closed."""
     opens = "file = os.open({!r}, os.O_RDWR); {} = mmap.mmap(file, 4096, prot={}); os.close(file)\n"
     both, reads = "mmap.PROT_READ | mmap.PROT_WRITE", "mmap.PROT_READ"
     path = str(place / "mapped")
@@ -108,6 +108,6 @@ def test_writable_mapping_counts_as_writing(place: Path) -> None:
 
 
 def test_first_bytes_of_written_files_are_recorded(root: proc.Process, place: Path) -> None:
-    """Of a file with a name, that a descriptor may write."""
+    """These are files with a name that a descriptor may write to."""
     heads = recorded(root, "file_heads")
     assert heads == {str(place / name): digest_head(b"x" * 512) for name in ("written", "mapped")}

@@ -1,4 +1,4 @@
-"""What stands for a round tells CRIU in few entries which pages there are; they lie where rounds have copied them."""
+"""Parent images of a round describe its pages in few entries; the pages stay where rounds have copied them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks of a dump, and which options contradict each other."""
+"""Requests of a dump, and contradictory options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_contradictory_options_are_refused(request_: DumpRequest, option: str) -
 
 
 def test_second_pid_is_not_a_job_name() -> None:
-    """As of $(pgrep python3), which may find several."""
+    """$(pgrep python3) may print several PIDs."""
     with pytest.raises(UsageError, match=r"^1 is a PID, and would become the name of the job$"):
         DumpRequest("5", "1").check()
     DumpRequest("5", "4194305").check()  # no PID is as high

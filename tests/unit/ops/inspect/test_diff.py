@@ -1,4 +1,4 @@
-"""What differs between two checkpoints of a tree."""
+"""Differences between two checkpoints of a tree."""
 
 from __future__ import annotations
 

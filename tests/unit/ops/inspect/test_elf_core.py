@@ -70,7 +70,7 @@ def test_notes_have_the_kernels_layout() -> None:
 
 
 def test_extended_registers_are_at_their_offsets() -> None:
-    """Each component is where Intel's CPUs have it. Two masks come first: components present, and in use."""
+    """The offsets are those of Intel CPUs. Two masks come first: components present and in use."""
     extended = ((2, b"y" * 256), (5, b"k" * 64), (9, b"p" * 8))
     area = elf_core.xstate(bytes(range(256)) * 2, extended, 0xFFFF)
     assert (area[:464], len(area)) == ((bytes(range(256)) * 2)[:464], 2696)

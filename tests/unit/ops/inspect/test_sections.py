@@ -84,7 +84,7 @@ def test_text_and_json_work_with_any_bytes(base: Path, capsys: pytest.CaptureFix
 
 
 def test_only_sections_that_need_pages_read_them(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If only pages are damaged, the other sections still work."""
+    """If only pages are damaged, the other sections work."""
     repository = open_store(base.parent)
     try:
         for pack in packs(repository):

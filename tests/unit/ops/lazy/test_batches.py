@@ -1,4 +1,4 @@
-"""Each process gets each batch of pages once, and a fork of it gets what it may lack."""
+"""Each process gets each batch of pages once, and its fork gets the missing ones."""
 
 from __future__ import annotations
 

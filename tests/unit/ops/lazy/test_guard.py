@@ -1,4 +1,4 @@
-"""Which processes are ended once nobody fills the memory of a tree."""
+"""Processes that are ended if the memory of a tree cannot be filled any more."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start programs of other users")
 @pytest.mark.parametrize("user", [NOBODY, NOBODY - 1])
 def test_only_forks_of_the_tree_are_ended(user: int) -> None:
-    """Others may run the same program, and wait for memory of their own; also the tree's user."""
+    """Other processes, also of the same user, may run the same program and wait for their own memory."""
     with program(FORKS, NOBODY) as root, program(INCOMPLETE, user) as other:
         assert root.stdout is not None
         found = proc.identify(root.pid)

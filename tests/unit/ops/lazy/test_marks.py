@@ -43,7 +43,7 @@ def test_next_helper_removes_the_mark_of_a_killed_one(marks: Path) -> None:
 
 
 def test_mark_of_a_living_tree_stays(marks: Path) -> None:
-    """Its helper was killed: it has lost memory, which the mark says."""
+    """The helper was killed, and the mark records the lost memory."""
     us = identify(os.getpid())
     assert us is not None
     os.close(open_mark(us))
@@ -58,7 +58,7 @@ def test_mark_of_a_living_tree_stays(marks: Path) -> None:
 
 
 def test_mark_removed_before_locking_is_recreated(marks: Path) -> None:
-    """Another helper has it locked, and takes it for a dead one."""
+    """Another helper holds its lock and takes it for that of a dead one."""
     path = marks / ROOT.name
     first = open_mark(ROOT)
     opened: list[int] = []

@@ -1,4 +1,4 @@
-"""Which pages of a process still have the mark of a missing page, and whose userfaultfd is whose."""
+"""Pages that still have the mark of a missing page, and the process of each userfaultfd."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_process_of_a_fork_is_found() -> None:
 
 
 def test_child_that_never_answers_is_asked_once() -> None:
-    """It waits for a userfaultfd of its own, and so does the thread that asks it."""
+    """The child waits for its own userfaultfd, and so does the thread that queries it."""
     with running(FORKS_SILENT) as program:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()
         for _ in range(3):
@@ -174,7 +174,7 @@ def test_child_that_never_answers_is_asked_once() -> None:
 
 
 def test_processes_of_others_are_not_asked() -> None:
-    """They could keep a thread each, and 0.2 s: also one of the same user and program, with the same addresses."""
+    """Each could block a thread for 0.2 s, even with the same user, program and addresses."""
     with running(PROGRAM) as program, running(SILENT) as other:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()
         finder.ask((other.memory,))

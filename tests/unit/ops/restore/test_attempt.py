@@ -1,4 +1,4 @@
-"""One attempt to restore: whose child the root becomes, and by which command."""
+"""One attempt to restore: the parent of the root, and the command."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_refusal_depends_on_the_tree(
 def test_checkpoints_after_the_move_can_be_restored(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
-    """They are of a program that ran here again."""
+    """They are of a program that was restored here."""
     first, second = checkpoints
     record_move(repository, side, state, first)
     assert refusal(repository, first) is not None
@@ -121,7 +121,7 @@ def test_checkpoints_after_the_move_can_be_restored(
 def test_removed_checkpoint_of_a_move(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
-    """Then the time of the move decides."""
+    """The time of the move decides."""
     first, second = checkpoints
     record_move(repository, "source", "done", second)
     repository.remove((second.id,))
@@ -134,7 +134,7 @@ def test_removed_checkpoint_of_a_move(
 def test_damaged_record_refuses_the_restore(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], content: bytes
 ) -> None:
-    """Nobody knows where the program runs: the user finds out."""
+    """It is unknown where the program runs: the user has to find out."""
     record_move(repository, "source", "ended", checkpoints[1])
     path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)

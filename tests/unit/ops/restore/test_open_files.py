@@ -135,7 +135,7 @@ def test_file_in_a_directory_of_root_needs_no_record(place: Path) -> None:
 
 
 def test_user_may_replace_its_own_file(place: Path) -> None:
-    """The program and the directory are of the same user, who can put only its own files there."""
+    """Program and directory belong to the same user, who can put only own files there."""
     known = recorded_as(place / "file")
     (place / "new").write_text("new")
     (place / "new").chmod(SECRET)
@@ -148,7 +148,7 @@ def test_user_may_replace_its_own_file(place: Path) -> None:
 
 
 def test_program_keeps_its_file_in_a_shared_directory(place: Path) -> None:
-    """As in /tmp: nobody else can put a file of that user there, but a link to one."""
+    """In /tmp, no other user can create a file of that user, but can create a link to one."""
     os.chown(place, 0, 0)
     place.chmod(0o1777)
     known = recorded_as(place / "file")

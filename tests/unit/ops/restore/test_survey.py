@@ -1,4 +1,4 @@
-"""How much memory images need: pages that parent and child share count once."""
+"""Memory that images need: pages shared by parent and child count once."""
 
 from __future__ import annotations
 

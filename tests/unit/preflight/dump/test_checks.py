@@ -37,7 +37,7 @@ def test_every_finding_is_complete() -> None:
 
 
 def test_passing_state_is_no_blocker() -> None:
-    """For example a connection that waits at the first look and is accepted before the second."""
+    """A connection may be pending at the first look and accepted before the second."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
     first = Transient(queue, message, pair, frozenset({100}))
     assert first.intersect(Transient()) == Transient()

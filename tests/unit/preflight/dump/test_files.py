@@ -15,7 +15,7 @@ from crckpt.preflight.dump.files import count_deleted_bytes
 
 
 def test_deleted_file_bytes_count_once() -> None:
-    """Each file counts once. Mapped files in memory count as memory."""
+    """Mapped files in memory count as memory."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
     observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
     assert count_deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
@@ -26,7 +26,7 @@ def test_deleted_file_bytes_count_once() -> None:
 
 
 def test_file_that_lost_a_name_is_restorable_in_some_cases() -> None:
-    """CRIU finds it by a link that it removes, unless the tree ends or the file has a name beside the link."""
+    """CRIU finds the file by a link that it removes later, unless the tree ends or another name exists."""
     beside = with_files(replace(GONE, links=1))
     elsewhere = replace(beside, unlinked=("/srv/gone",))
     found = plan(elsewhere)

@@ -79,7 +79,7 @@ def test_restored_pid_namespace_is_entered() -> None:
 
 
 def test_nested_network_namespace_is_accepted_in_a_private_network() -> None:
-    """Only if the root's network namespace is not ours, which CRIU does not save."""
+    """The root's network namespace must not be ours, which CRIU does not save."""
     child = replace(ROOT, pid=101, namespaces=(("net", 33),))
     observation = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
     assert blocker_keys(observation) == ["nested-unmade"]

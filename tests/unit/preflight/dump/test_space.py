@@ -80,7 +80,7 @@ def test_full_sample_is_trusted() -> None:
 
 
 def test_small_sample_is_trusted_less() -> None:
-    """It may have missed pages that repeat, and compressible ones."""
+    """The sample may have missed repeated and compressible pages."""
     memory, sample = 200 * MEBIBYTE, 32 * MEBIBYTE
     certain = predict_growth(memory, memory, sample, 0, sample)
     assert certain.likely == memory

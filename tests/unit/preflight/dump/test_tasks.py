@@ -85,7 +85,7 @@ def test_user_with_unreadable_limits_is_reported() -> None:
 
 
 def test_interrupted_calls_are_reported_by_thread() -> None:
-    """Without the preload library all of them; with it those that only the kernel could restart."""
+    """Without the preload library all of them are reported; with it only those that the kernel alone could restart."""
     waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(TWO_PROCESSES, waits=waits)
     again = cause("call-interrupted-again").finding(pid=101, tid=101)

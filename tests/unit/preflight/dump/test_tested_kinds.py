@@ -1,4 +1,4 @@
-"""Which kinds of resources a tree holds, and which of them no test restores."""
+"""The kinds of resources of a tree, and those that no test restores."""
 
 from __future__ import annotations
 

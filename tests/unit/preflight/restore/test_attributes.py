@@ -95,7 +95,10 @@ def test_permitted_session_keyrings(tree: ImageTree) -> None:
 def test_later_process_must_have_a_confined_parent(
     tree: ImageTree, parent: dict[str, bool], asked: bool | None, is_refused: bool
 ) -> None:
-    """A parent that adopts orphans need not be the one that started it. Old checkpoints do not say who was asked."""
+    """A parent that adopts orphans need not be their original parent.
+
+    Old checkpoints do not record which task was queried.
+    """
     root = tree.root
     child = next(process for process in tree.processes if process.ppid == root.pid)
     changed = {root.pid: _with_core(root, **parent), child.pid: _with_core(child, no_new_privs=True)}

@@ -154,7 +154,7 @@ ROTATED = (
 
 @pytest.mark.parametrize("change", ROTATED)
 def test_rotated_log_is_accepted(planned: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
-    """Nothing is lost if the program appends to another log; but that must not be cut."""
+    """The program appends to the new log, which must not be cut."""
     planned = replace(planned, inodes={LOG: frozenset({7})}, heads={LOG: digest_head(b"a line")})
     host = with_changed(host, LOG, inode=7, head=b"a line of the log")
     assert judge_restore(planned, host).blockers == ()
@@ -179,7 +179,7 @@ def test_other_file_is_not_cut_back(planned: PlannedRestore, host: HostState) ->
 
 
 def test_write_only_file_may_be_cut_back(planned: PlannedRestore, host: HostState) -> None:
-    """As `program >log` does: then the program goes on behind it."""
+    """With `program >log`, the program writes after the end."""
     written = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
     blocker = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
     assert blocker.startswith("output-shrunk")
@@ -198,7 +198,7 @@ def test_write_only_file_may_be_cut_back(planned: PlannedRestore, host: HostStat
 def test_file_written_in_place_counts_as_changed(
     planned: PlannedRestore, host: HostState, flags: int, blockers: list[str]
 ) -> None:
-    """Its memory does not know what is in the file now."""
+    """The program's memory does not match the content of the file."""
     tree = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=flags))
     planned, host = replace(planned, tree=tree), with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1))
     assert [finding.key for finding in judge_restore(planned, host).blockers] == blockers
@@ -222,7 +222,7 @@ def test_file_server_clock_is_compared_with_itself(planned: PlannedRestore, host
 
 
 def test_writes_of_the_running_original_are_ignored(planned: PlannedRestore, host: HostState) -> None:
-    """Of a move that is rehearsed, on storage that both hosts have. A file that is too short is one."""
+    """A move is rehearsed while the original writes to shared storage. A file that is too short is still reported."""
     planned = replace(planned, still_runs=True)
     assert judge_restore(planned, with_changed(host, LOG, size=500)).blockers == ()
     assert only_blocker(judge_restore(planned, with_changed(host, LOG, size=10))).startswith("log-rotated")
@@ -237,7 +237,7 @@ def test_writes_of_the_running_original_are_ignored(planned: PlannedRestore, hos
 
 
 def test_file_open_for_writing_is_not_cut(planned: PlannedRestore, host: HostState) -> None:
-    """It may be the program itself, whose PID is no blocker in a new PID namespace."""
+    """The writer may be the program itself, whose PID is no blocker in a new PID namespace."""
     chosen = replace(planned, grown="rewind", new_pid_namespace=True)
     verdict = judge_restore(
         chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: FileWriter(41, "nginx")})
@@ -338,7 +338,7 @@ UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-
 def test_upgraded_package_is_named(
     planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]
 ) -> None:
-    """For any change: the file is not cut back, and the message names the old version."""
+    """The file is never cut back, and the message has the old version."""
     assert grown in ("refuse", "rewind")
     chosen = replace(planned, grown=grown)
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))

@@ -81,7 +81,7 @@ def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
 
 
 def test_kernel_cpu_flags_are_no_instructions(tree: ImageTree) -> None:
-    """They differ between versions and options of the kernel on the same machine."""
+    """They differ between kernel versions and options on the same machine."""
     assert (
         find_needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk"))
         == frozenset()

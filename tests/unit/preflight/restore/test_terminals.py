@@ -34,7 +34,7 @@ def test_outside_terminal_is_needed(planned: PlannedRestore, host: HostState) ->
 def test_terminal_of_another_user_is_refused(
     planned: PlannedRestore, host: HostState, uid: int, owner: int | None, refused: int
 ) -> None:
-    """It could type commands that the shell of the terminal's owner would run."""
+    """The program could type commands that the shell of the terminal's owner would run."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     credentials = Credentials(uid, uid, uid, uid, ())
     threads = tuple(
@@ -80,13 +80,13 @@ def test_terminal_numbers_in_use_are_blockers(
 def test_only_an_outside_terminal_is_needed(
     planned: PlannedRestore, host: HostState, terminal: TerminalInfo, needed: bool
 ) -> None:
-    """Not a console (it has a name), a terminal whose session is in the tree, or one that was hung up."""
+    """A console has a name; other terminals have their session in the tree or were hung up."""
     tree = replace(planned.tree, terminals=(terminal,))
     assert judge_restore(replace(planned, tree=tree), host).needs_terminal == needed
 
 
 def test_outside_terminals_can_be_replaced(planned: PlannedRestore) -> None:
-    """Those inside, and one that was hung up, stay."""
+    """Terminals inside the tree and hung-up ones stay."""
     infos = (
         TerminalInfo(6, "pty", 0, 3),
         TerminalInfo(7, "pty", 0, 3),
@@ -115,7 +115,7 @@ def test_leader_of_an_outside_terminal_is_found(planned: PlannedRestore, session
 def test_replacement_terminal_removes_the_need(
     planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:
-    """Also in a new PID namespace, where CRIU needs the group of whoever restores."""
+    """This also holds in a new PID namespace, where CRIU needs the group of the restoring process."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, pgid=1),))
     wanted = replace(planned, tree=tree, has_terminal=True, tty=tty, new_pid_namespace=True)

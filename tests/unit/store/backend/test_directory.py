@@ -1,4 +1,4 @@
-"""Which directory is a store, who may use it, and how one is made."""
+"""Directories that are stores, their users, and their creation."""
 
 from __future__ import annotations
 

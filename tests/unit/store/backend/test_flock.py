@@ -1,4 +1,4 @@
-"""One restore of a job at a time, by a lock that is named for the job."""
+"""One restore of a job at a time, by a lock with the job's name."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def test_lock_file_of_a_killed_process_blocks_nobody(tmp_path: Path) -> None:
 
 
 def test_restores_exclude_each_other_without_write_permission(tmp_path: Path) -> None:
-    """Then the lock lies in /run, for all paths that lead to the store."""
+    """The lock is in /run, for all paths that lead to the store."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     root = open_store(tmp_path).root
@@ -70,7 +70,7 @@ def test_restores_exclude_each_other_without_write_permission(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["../../escaped", "", ".", "a/b", "a\n"])
 def test_invalid_job_name_creates_no_file(tmp_path: Path, name: str) -> None:
-    """As a manifest from elsewhere may have it."""
+    """A manifest from another host may have such a job."""
     repository = open_store(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError), repository.restoring(JobName(name)):

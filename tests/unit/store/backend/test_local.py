@@ -9,7 +9,7 @@ from crckpt.store.backend.local import disk_usage
 
 
 def test_disk_usage_of_a_changing_directory(tmp_path: Path) -> None:
-    """As where gc looks at what a CRIU that has outlived its crckpt is still writing."""
+    """gc may measure a directory in which an orphaned CRIU still writes."""
     (tmp_path / "stays").write_bytes(b"x" * 5000)
     usual = disk_usage(tmp_path)
     over = threading.Event()

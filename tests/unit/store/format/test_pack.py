@@ -52,7 +52,7 @@ def test_pack_round_trips(finished: FinishedPack) -> None:
 
 
 def test_digest_is_that_of_the_table(finished: FinishedPack) -> None:
-    """It names the content: each frame's SHA-256 is in it."""
+    """The table contains the SHA-256 of each frame, so the digest identifies the content."""
     content = finished.path.read_bytes()
     table_at = FOOTER.unpack(content[-FOOTER.size :])[0]
     assert hashlib.sha256(content[table_at : -FOOTER.size]).hexdigest() == finished.digest

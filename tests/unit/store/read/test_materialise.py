@@ -1,4 +1,4 @@
-"""What goes into the store comes out of it, byte for byte, whatever becomes of other checkpoints."""
+"""A stored checkpoint is restored byte for byte, whatever happens to other checkpoints."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_pages_stored_together_are_passed_without_a_copy(tmp_path: Path, monkeyp
 
 
 def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
-    """Even of a checkpoint whose pages lie scattered over the packs of many."""
+    """The pages of the checkpoint are scattered over the packs of many others."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4000)
     *_, last = series(repository, program, 30, 0.03)
@@ -171,7 +171,7 @@ class CountingWorkers(Workers):
 
 
 def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
-    """Where pages are scattered, a task for each frame would cost a good part of what it does."""
+    """With scattered pages, one task per frame would cost more than its work."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4000)
     *_, last = chain(repository, program, 30, 0.03)

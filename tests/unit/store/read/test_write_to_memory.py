@@ -118,9 +118,9 @@ bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
 def test_every_page_is_placed_or_left(
     tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[list[int | None], list[int]]], ahead: int, kept: str
 ) -> None:
-    """Of several processes, whose pages are the same or lie in older packs, with little room to unpack ahead.
+    """Several processes have equal pages, or pages in older packs, with little space for unpacked frames.
 
-    Of the frames, nothing, all, or those of an older checkpoint are unpacked before.
+    None, all, or the frames of an older checkpoint are unpacked before.
     """
     base = tmp_path_factory.mktemp("placed")
     repository = open_store(base)
@@ -249,7 +249,7 @@ def test_unmapped_memory_is_an_error(checkpoint: tuple[Repository, Checkpoint, M
 
 
 def test_unordered_pages_are_left_to_criu(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
-    """One could stand there twice, and only CRIU knows which of them counts."""
+    """A page could occur twice, and only CRIU knows which one counts."""
     repository, _, memory = checkpoint
     twice = store(repository, tmp_path, ImageSet({NAME: [area(memory.first, 1, 2), area(memory.first, 3)]}))
     with open_reader(repository, twice) as reading:

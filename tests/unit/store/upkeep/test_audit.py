@@ -1,4 +1,4 @@
-"""Packs are checked frame by frame, and checkpoints against what their packs have."""
+"""Packs are checked frame by frame, and checkpoints against their packs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_intact_checkpoint_has_no_damage(whole: tuple[Repository, Checkpoint]) -
 
 
 def test_damaged_frame_is_damage_of_its_pack(whole: tuple[Repository, Checkpoint]) -> None:
-    """Not of the index, too: it is reported once."""
+    """It is reported once, and not as damage of the index."""
     repository, checkpoint = whole
     (use,) = checkpoint.packs
     with flipped(pack_path(repository, use.digest), 100):
@@ -104,7 +104,7 @@ def test_manifest_with_its_index_in_another_pack_is_damage(tmp_path: Path) -> No
 
 
 def test_page_map_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
-    """Somebody else made this checkpoint: the index of one, with the packs of another."""
+    """A forged checkpoint has the index of one and the packs of another."""
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ONE_PROCESS)
     (first, count, pack, page), *others = checkpoint.index.extents

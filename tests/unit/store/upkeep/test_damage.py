@@ -1,4 +1,4 @@
-"""One changed bit anywhere is found by verify, and is never restored."""
+"""One flipped bit anywhere is found by verify, and is never restored."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_flipped_bit_of_a_manifest_is_found(whole: tuple[Repository, Checkpoint]
 def test_damaged_manifest_affects_only_its_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes | None
 ) -> None:
-    """It may be the newest of its job; another job's newest is known all the same."""
+    """The manifest may be the newest of its job; the newest of another job is known."""
     repository = open_store(tmp_path)
     bad = store(repository, tmp_path, ONE_PROCESS, described("bad"))
     good = store(repository, tmp_path, ONE_PROCESS, described("good"))

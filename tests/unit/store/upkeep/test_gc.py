@@ -143,7 +143,7 @@ def test_gc_removes_incomplete_tags(tmp_path: Path) -> None:
 
 
 def test_checkpoint_without_its_manifest_is_damaged(tmp_path: Path) -> None:
-    """It came and goes with its directory: something else has lost it. Its packs stay as long as it is not given up."""
+    """A manifest comes and goes with its directory, so it was lost. The packs stay until the checkpoint is given up."""
     repository = open_store(tmp_path)
     lost = store(repository, tmp_path, of_pages(*range(1, 100)))
     other = store(repository, tmp_path, of_pages(*range(200, 250)), described("other"))
@@ -164,7 +164,7 @@ def test_checkpoint_without_its_manifest_is_damaged(tmp_path: Path) -> None:
 
 
 def test_gc_ends_processes_left_by_a_killed_restore(tmp_path: Path) -> None:
-    """Its crckpt and its CRIU were killed: the processes that they built wait for ever, with CRIU's log open."""
+    """The crckpt and CRIU of the restore were killed: its processes wait forever with CRIU's log open."""
     repository = open_store(tmp_path)
     ours = identify_owner(0.0)
     dead = replace(ours, start=ours.start - 1).encode()

@@ -1,4 +1,4 @@
-"""Repair: what a second store has whole mends the first one, and nothing gets worse on the way."""
+"""A second store repairs the damage of the first, and nothing gets worse on the way."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
 
 
 def test_repair_killed_at_any_step_is_harmless(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
-    """Every file is as it was or whole; nobody else loses anything; another repair ends the work, and gc the rest."""
+    """Every file is as before or intact, and no other checkpoint is lost. Another repair and gc finish the work."""
     repository, copy = stores
     whole = _tree(copy.root)
     shutil.copytree(repository.root, tmp_path / "spoilt")
@@ -294,7 +294,7 @@ def test_missing_manifest_is_copied_from_the_other_store(stores: tuple[Repositor
 
 
 def test_pack_with_an_unreadable_sector_is_repaired(stores: tuple[Repository, Repository]) -> None:
-    """Whatever reads it: nobody can tell whether it is the same as a whole one."""
+    """Whether it equals an intact pack is unknown, whatever reads it."""
     repository, copy = stores
     (path, *_) = packs(repository)
     flip(path, 100)
@@ -303,7 +303,7 @@ def test_pack_with_an_unreadable_sector_is_repaired(stores: tuple[Repository, Re
 
 
 def test_read_only_store_is_read(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
-    """As after the kernel has found errors on its disk. Nobody removes anything from it."""
+    """The kernel makes a file system read-only after disk errors. Nothing is removed from the store."""
     _, copy = stores
     second = copy.checkpoints()[1]
     if os.geteuid() != 0:

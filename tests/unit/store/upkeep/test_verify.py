@@ -19,7 +19,7 @@ from crckpt.store import Repository, details_of, materialise, verify
 @settings(max_examples=examples(100))
 @given(data=st.data())
 def test_verify_reports_the_checkpoints_that_restore_refuses(series: Repository, data: st.DataObject) -> None:
-    """Whichever bit it is: the checkpoints that verify gives up, and no others, are refused, with exit code 13."""
+    """Exactly the checkpoints that verify reports as lost are refused, with exit code 13, whichever bit is flipped."""
     ids = series.ids()
     files = [*packs(series), *sorted(series.root.glob("checkpoints/*/manifest.json"))]
     path = data.draw(st.sampled_from(files))

@@ -1,4 +1,4 @@
-"""Which zstd level pages are stored at, and that it is the same each time."""
+"""The zstd level of pages, which is the same each time."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_ten_checkpoints_under_light_load_copy_nothing(tmp_path: Path) -> None:
 
 
 def test_little_used_pack_is_not_copied_among_many_used_ones(tmp_path: Path) -> None:
-    """Where a program writes to one place again and again, packs die of themselves, and nothing is to be copied."""
+    """If a program writes to one place again and again, old packs become unused by themselves."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4 * pages_in_a_pack(0))
     first = last = ingest(repository, program.directory, described())
@@ -105,7 +105,7 @@ def test_checkpoint_without_a_copy_budget_copies_nothing(tmp_path: Path) -> None
 
 
 def test_old_pack_becomes_unused(tmp_path: Path) -> None:
-    """The pages that nobody rewrites move on, so that the first pack can go, with the checkpoints that need it."""
+    """Unchanged pages are copied forward, so that the first pack can be removed with the checkpoints that need it."""
     repository = open_store(tmp_path)
     kept = list(series(repository, start_program(tmp_path / "images", 500), 40, 0.1))
     assert not {use.digest for use in kept[0].packs} & {use.digest for use in kept[-1].packs}
@@ -140,7 +140,7 @@ def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> 
 
 
 def test_images_that_change_while_stored_are_an_error(tmp_path: Path) -> None:
-    """What is read again for a copy must be what was compared before: else its fingerprint would lie."""
+    """A page that is read again for a copy must equal the compared one, or its fingerprint would be wrong."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 100)
     list(series(repository, program, 1, 0))

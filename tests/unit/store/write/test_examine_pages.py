@@ -1,4 +1,4 @@
-"""Which pages are all zero, and what is examined of images while they grow."""
+"""Zero pages, and the examination of images while they grow."""
 
 from __future__ import annotations
 

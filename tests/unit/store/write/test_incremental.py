@@ -1,4 +1,4 @@
-"""What CRIU left to a stored parent is found in it: a series is compared with what dictionaries say it holds."""
+"""Pages that CRIU left to a stored parent are found there: a series is compared with dictionaries."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_each_checkpoint_of_a_series_is_complete(
 def test_rounds_before_a_dump_are_combined(
     first: Memory, series: list[dict[int, int]], gone: set[int], on_base: bool
 ) -> None:
-    """Each set leaves what was not written since to the one before, the first of them to a checkpoint, or to nobody."""
+    """Each set leaves unwritten pages to the one before; the first leaves them to a checkpoint, or to none."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         repository = open_store(base)
@@ -169,7 +169,7 @@ def test_incremental_dump_equals_a_full_dump(tmp_path: Path) -> None:
 
 
 def test_pages_of_the_parent_are_not_read(tmp_path: Path) -> None:
-    """They may even be damaged: it is the parent that has them, and `verify` that says so."""
+    """The parent's pages may even be damaged, which `verify` reports."""
     repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 301)))
     stored(repository, tmp_path, {NAMES[0]: memory})
@@ -181,7 +181,7 @@ def test_pages_of_the_parent_are_not_read(tmp_path: Path) -> None:
 
 
 def test_long_series_is_read_as_fast_as_one_checkpoint(tmp_path: Path) -> None:
-    """Pages that nobody writes are copied out of old packs, although no images have them: so those can die."""
+    """Unchanged pages are copied out of old packs, so that the packs can be removed. No images contain these pages."""
     repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 1501)))
     first = stored(repository, tmp_path, {NAMES[0]: memory})
@@ -199,7 +199,7 @@ def test_long_series_is_read_as_fast_as_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_damage_found_while_copying_ends_the_commit(tmp_path: Path) -> None:
-    """What depends on it is not announced; the next one, which has all its pages, does not."""
+    """The dependent checkpoint is not committed. The next one, which has all its pages, is."""
     repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 301)))
     stored(repository, tmp_path, {NAMES[0]: memory})

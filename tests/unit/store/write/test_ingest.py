@@ -1,4 +1,4 @@
-"""How much memory an ingest takes, by what Python and numpy allocate: hardly more for larger images."""
+"""The memory that an ingest takes, as Python and numpy allocate it, hardly grows with the images."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _verifies(repository: Repository, checkpoint: Checkpoint, _base: Path) -> No
 
 @pytest.mark.parametrize("finds", [_reads, _verifies])
 def test_unreadable_sector_is_damage(tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]) -> None:
-    """Whatever was found before: the next one is stored, and whole."""
+    """The next checkpoint is stored completely, whatever was found before."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
@@ -162,7 +162,7 @@ def _does_nothing(_repository: Repository, _checkpoint: Checkpoint, _base: Path)
 def test_no_new_checkpoint_depends_on_a_damaged_frame(
     tmp_path: Path, frame: int, finds: Callable[[Repository, Checkpoint, Path], None]
 ) -> None:
-    """Its pack is as it should be but for that frame, which nobody reads to store the same pages again."""
+    """The rest of the pack is intact, and the frame is not read to store the same pages again."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)

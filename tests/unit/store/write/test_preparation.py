@@ -54,7 +54,7 @@ def wait_until_examined(preparation: Preparation, start: int) -> None:
 
 @needs_two_cores
 def test_growing_image_is_stored_completely(tmp_path: Path) -> None:
-    """It is stored whole, and a second checkpoint, for which nothing was prepared, finds all of its pages."""
+    """A second checkpoint without a preparation finds all of its pages."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 100).directory
     content = bytearray((images / PAGES).read_bytes())
@@ -95,7 +95,7 @@ def test_image_that_leaves_pages_to_its_parent(tmp_path: Path) -> None:
 
 @needs_two_cores
 def test_parent_is_loaded_before_the_images(tmp_path: Path) -> None:
-    """Its pages are found as without that; only of the parent that was named."""
+    """Its pages are found as without a preload, but only those of the named parent."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", BATCH_PAGES).directory
     parent = ingest(repository, images, described())

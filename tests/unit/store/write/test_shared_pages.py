@@ -68,7 +68,7 @@ def test_reordered_and_partial_pages_are_found(tmp_path: Path) -> None:
 
 
 def test_ten_workers_of_one_program_take_the_space_of_one(tmp_path: Path) -> None:
-    """Each has 2 % of its own."""
+    """Each worker has 2 % of its own pages."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 3 * pages_in_a_pack(0))
     one = ingest(repository, program.directory, described("worker-0")).statistics.stored_bytes
@@ -224,7 +224,7 @@ def test_missing_pack_is_not_reused(tmp_path: Path) -> None:
 
 
 def test_store_of_an_older_crckpt_is_reused_at_once(tmp_path: Path) -> None:
-    """It has fingerprints, and no samples of them."""
+    """The store has fingerprints but no samples of them."""
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*PAGES), described("one"))
     for path in (repository.root / "cache/samples").iterdir():
@@ -263,7 +263,7 @@ def test_pages_are_shared_in_a_memory_backend(tmp_path: Path) -> None:
 
 
 def test_long_series_of_two_jobs_stay_small(tmp_path: Path) -> None:
-    """Both rewrite other pages; after the first job has gone, the second does not keep much of it."""
+    """The jobs rewrite different pages. After the first job is removed, the second keeps little of it."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 1000)
     for number in range(40):

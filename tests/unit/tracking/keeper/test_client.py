@@ -135,7 +135,7 @@ def test_tracker_of_another_version_is_reported(root: proc.Process) -> None:
 
 
 def test_stopped_tracker_does_not_answer(root: proc.Process) -> None:
-    """Here it accepts nobody."""
+    """Here the tracker accepts no connection."""
     with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         (found,) = keepers(root.pid)
         assert isinstance(found, HelperSilent)
@@ -144,7 +144,7 @@ def test_stopped_tracker_does_not_answer(root: proc.Process) -> None:
 
 
 def test_tracker_with_a_full_queue_does_not_answer(root: proc.Process) -> None:
-    """Those who gave up still stand in it: without a limit, the next one would wait for ever."""
+    """Abandoned connections are still in the queue: without a limit, the next one would wait forever."""
     with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1), session(root):
         (found,) = keepers(root.pid)
     assert isinstance(found, HelperSilent)
@@ -153,7 +153,7 @@ def test_tracker_with_a_full_queue_does_not_answer(root: proc.Process) -> None:
 
 
 def test_other_listener_is_not_a_tracker(root: proc.Process) -> None:
-    """The kernel notes who called listen(2)."""
+    """The kernel records which process called listen(2)."""
     if os.geteuid():
         pytest.skip("only root can be another user")
     with listening(root) as listener:
@@ -168,7 +168,7 @@ def test_other_listener_is_not_a_tracker(root: proc.Process) -> None:
 
 
 def test_retiring_an_ended_tracker_is_harmless() -> None:
-    """Another process may have its number."""
+    """Another process may have its PID."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, closing(KeeperSession(Channel(KIND, ours, free_pid()))) as held:
         held.retire()
@@ -187,7 +187,7 @@ def test_retiring_an_ended_tracker_is_harmless() -> None:
 
 
 def test_tracker_of_an_older_release_is_named_and_retired(root: proc.Process) -> None:
-    """It speaks lines, over a socket that does not keep the borders of messages."""
+    """It sends lines over a socket that does not keep message boundaries."""
     reads = (
         "import os, sys, socket; s = socket.socket(fileno=int(sys.argv[1])); s.listen(); print(flush=True); s.accept()"
     )

@@ -149,7 +149,7 @@ def test_preload_library_without_a_guard_answers_differently(
 
 
 def test_new_mapping_reads_as_written_whatever_its_marks(target: StatementRunner) -> None:
-    """Before 6.13 pages that were moved (mremap) kept their marks: registered again they would have been clean."""
+    """Before Linux 6.13, pages moved by mremap kept their marks: registered again, they would have been clean."""
     place = target.do("result = area(64); write(result, range(64))")
     protection = protect_all_maps(target.pid)
     reset(target.pid)
@@ -178,7 +178,7 @@ def wchan(pid: int) -> str:
 
 
 def test_clean_pages_are_registered_and_unwritten(target: StatementRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
+    """Pages that a program protects itself (not asynchronously) read as unwritten and unregistered."""
     place = target.do("result = area(64); write(result, range(64))")
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor, _FLAG_WP)

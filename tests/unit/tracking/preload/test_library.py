@@ -1,4 +1,4 @@
-"""What CRIU is told through the preload library; and what it asks that the library does not know is refused."""
+"""Answers of the preload library to CRIU; requests that the library does not know are refused."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def test_soft_dirty_means_written_or_unregistered(library_answers: tuple[dict[st
 def test_writes_between_scan_and_reset_count_in_the_next_dump(
     library_answers: tuple[dict[str, Any], str],
 ) -> None:
-    """By somebody outside of the tree. What was written before counts as long as CRIU asks, in parts, too."""
+    """An outside process writes. Earlier writes count as long as CRIU asks, also in parts."""
     results, _ = library_answers
     assert results["of another"] == OF_ANOTHER
 
 
 def test_mixed_mappings_read_as_the_kernel_reports(library_answers: tuple[dict[str, Any], str]) -> None:
-    """Though registered memory is asked for by itself, and without a question that takes long."""
+    """Registered memory is queried separately, and no query takes long."""
     results, _ = library_answers
     assert results["of all kinds"] == {"asked": 78 * 4, "wrong": 0, "found": 5, "of the file": 2}
 
@@ -235,7 +235,7 @@ print(libc.write(number, b"4", 2), ctypes.get_errno())
 
 
 def test_scan_without_progress_is_an_error(tmp_path: Path) -> None:
-    """As on kernels that do not get past a huge page of 1 GiB, which another userfaultfd may have registered."""
+    """Some kernels do not get past a huge page of 1 GiB that another userfaultfd has registered."""
     if NO_WRITE_PROTECTION:
         pytest.skip(NO_WRITE_PROTECTION)
     call = "found = syscall(SYS_ioctl, number, SCAN, &scan);"

@@ -97,7 +97,7 @@ def test_symlink_does_not_redirect_a_link_of_criu(library: Path, tmp_path: Path)
 
 
 def test_other_links_are_created_normally(library: Path, tmp_path: Path) -> None:
-    """What else CRIU links goes by the kernel's rules."""
+    """Other links of CRIU follow the kernel's rules."""
     (tmp_path / "roots").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "to-roots").symlink_to("roots")
@@ -153,7 +153,7 @@ print(json.dumps([
 
 
 def test_two_runs_of_criu_use_different_names(library: Path) -> None:
-    """But no name gets longer than names may be."""
+    """No name exceeds the limit."""
     for preloaded in (library, RESTORE_LIBRARY):
         words = [sys.executable, "-S", "-c", FORMATS]
         environment = os.environ | {"LD_PRELOAD": str(preloaded)}

@@ -1,4 +1,4 @@
-"""What CRIU's sockets with abstract names take from whom (peers.c): any user of the host can reach them."""
+"""Peers that CRIU's sockets with abstract names accept (peers.c): any user of the host can reach them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run(library: str, code: str) -> object:
 
 
 def test_other_users_are_not_accepted_as_criu_code() -> None:
-    """Though they connect first, and fill the queue."""
+    """They connect first and fill the queue."""
     assert run(str(LIBRARY), CONNECTS) == ["0"]
 
 

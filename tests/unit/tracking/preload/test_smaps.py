@@ -1,4 +1,4 @@
-"""What CRIU reads of smaps is what the kernel says, also where the kernel was not asked to look at all pages for it."""
+"""CRIU reads the kernel's smaps, also where the library answers without a scan of all pages."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_each_process_gets_its_own_flags(library: Path, target: StatementRunner,
 def test_file_with_the_name_of_the_cache_is_left_alone(
     library: Path, target: StatementRunner, table: Path, tmp_path: Path
 ) -> None:
-    """Also where what lies beside it never could be opened."""
+    """The file may also be one that could never be opened."""
     (tmp_path / "smaps").write_text("some text\n")
     for name in ("stat", "maps"):
         os.mkfifo(tmp_path / name)

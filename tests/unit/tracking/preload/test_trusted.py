@@ -56,7 +56,7 @@ def place() -> Iterator[Path]:
 
 
 def test_only_symlinks_of_root_in_directories_of_root_are_followed(place: Path) -> None:
-    """Whoever owns one, and whoever owns a directory before it, could have it lead elsewhere."""
+    """The owner of the link, or of a directory before it, could otherwise redirect it."""
     for name in ("roots", "theirs", "shared"):
         (place / name).mkdir()
     (place / "shared").chmod(0o777)
@@ -88,14 +88,14 @@ def test_only_symlinks_of_root_in_directories_of_root_are_followed(place: Path) 
 
 
 def test_nothing_is_opened_through_proc_pid(place: Path) -> None:
-    """In /proc what looks like a symlink leads where some process has gone."""
+    """A link in /proc leads to a place that some process has chosen."""
     (place / "file").touch()
     own = f"/proc/{os.getpid()}"
     assert _tried(("opened", Path(f"{own}/root/{place}/file"))) == [errno.ELOOP]
 
 
 def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
-    """With the rights of the user whose directory it is."""
+    """The rights are those of the directory's owner."""
     for name in ("theirs", "roots", "closed"):
         (place / name).mkdir()
     (place / "by-root").symlink_to("roots")
@@ -156,7 +156,7 @@ print(*sorted(reached))
 
 
 def test_connected_socket_is_the_one_found(place: Path) -> None:
-    """The directory is exchanged for a link in a loop: a listener of root's takes who connects for root."""
+    """The directory is replaced by a link in a loop: a listener of root would take the client for root."""
     (place / "roots").mkdir()
     (place / "theirs/real").mkdir(parents=True)
     (place / "theirs/link").symlink_to(place / "roots")
