@@ -39,7 +39,7 @@ def dump(
         "With --stop: end the tree even if its restore is untested, or needs --allow-weaker. You may lose it.",
         ADVANCED,
     ),
-    tcp: options.TcpConnections | None = options.option(
+    tcp: options.Tcp | None = options.option(
         "--tcp keep|close",
         "Established TCP connections: **keep** them (they go on after the restore; with --stop, a firewall rule "
         "blocks them until you restore or remove the checkpoint) or **close** them.",
@@ -120,7 +120,7 @@ def dump(
         target=target,
         job=job,
         stop=stop,
-        tcp=tcp.value if tcp else None,
+        tcp=tcp,
         tag=tag,
         note=note,
         dry_run=dry_run,

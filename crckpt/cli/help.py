@@ -90,7 +90,7 @@ def default_text(parameter: TyperOption | TyperArgument) -> str:
     default = parameter.default
     if parameter.show_default is False or default in (None, False, (), "") or callable(default):
         return ""
-    return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _make_flag(*names: str, **settings: Any) -> TyperOption:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,13 +16,6 @@ from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_all_moves
 
 _MOST_ROUNDS: Final = 8
-
-
-class TerminalChoice(enum.StrEnum):
-    """What a program gets instead of its terminal."""
-
-    new = "new"
-    null = "null"
 
 
 def migrate(
@@ -44,7 +36,7 @@ def migrate(
     send_files: bool = options.flag(
         "--send-files", "Send files that the program only reads or runs, and its logs, if the other host lacks them."
     ),
-    tcp: options.TcpConnections | None = options.option(
+    tcp: options.Tcp | None = options.option(
         "--tcp keep|close",
         "Established TCP connections: **keep** them (their address must move too) or **close** them.",
         CONNECTIONS,
@@ -69,7 +61,7 @@ def migrate(
         default="",
         shown=False,
     ),
-    tty: TerminalChoice | None = options.option(
+    tty: Literal["new", "null"] | None = options.option(
         "--tty new|null",
         "What the program gets there instead of its terminal here. **new**: a new terminal, to which `crckpt attach` "
         "connects yours. **null**: nothing; its output is lost, its input is empty.",
@@ -184,13 +176,13 @@ def migrate(
         host=host,
         job=job,
         check=check,
-        tcp=tcp.value if tcp else None,
+        tcp=tcp,
         max_downtime_ms=None if max_downtime is None else options.parse_milliseconds(max_downtime, "--max-downtime"),
         abort_over=abort_over,
         max_rounds=max_rounds,
         options=RestoreOptions(
-            tcp=tcp.value if tcp else None,
-            tty=tty.value if tty else None,
+            tcp=tcp,
+            tty=tty,
             allow_weaker=allow_weaker,
             preflight=not no_preflight,
             addresses=tuple(move_ip or ()),

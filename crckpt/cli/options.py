@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -99,12 +98,8 @@ REF: Final = argument(
 )
 
 
-class TcpConnections(enum.StrEnum):
-    """The choice for established TCP connections."""
-
-    keep = "keep"
-    close = "close"
-
+Tcp: TypeAlias = Literal["keep", "close"]
+"""The choice for established TCP connections."""
 
 LEAST_BANDWIDTH: Final = 16 << 10
 """Bytes per second of a move, at least."""

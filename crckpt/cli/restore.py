@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import shlex
 import sys
 from collections.abc import Iterator
@@ -22,27 +21,13 @@ from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
 from crckpt.ops.restore.result import RestoreResult
-
-
-class Grown(enum.StrEnum):
-    """The choice for files that grew, and for logs that were rotated, since the checkpoint."""
-
-    refuse = "refuse"
-    keep = "keep"
-    rewind = "rewind"
-
-
-class Written(enum.StrEnum):
-    """The choice for files that were written in place since the checkpoint."""
-
-    refuse = "refuse"
-    keep = "keep"
+from crckpt.preflight.restore.plan import Grown, Written
 
 
 def restore(
     ref: str = options.REF,
     detach: bool = options.flag("--detach -d", "Return when the tree runs; do not stay its parent."),
-    tcp: options.TcpConnections | None = options.option(
+    tcp: options.Tcp | None = options.option(
         "--tcp keep|close",
         "Established TCP connections: **keep** them or **close** them.",
         shown="as chosen for the dump",
@@ -64,14 +49,14 @@ def restore(
         "old size; what is cut off goes into a file next to each. crckpt never cuts a file that another process is "
         "writing, or that is not the one of the checkpoint.",
         ADVANCED,
-        default=Grown.refuse,
+        default="refuse",
     ),
     written: Written = options.option(
         "--written refuse|keep",
         "What to do if files that the program writes in place were written since the checkpoint: its memory and the "
         "files may disagree. **refuse**: do not restore. **keep**: leave them as they are.",
         ADVANCED,
-        default=Written.refuse,
+        default="refuse",
     ),
     tty: str | None = options.option(
         "--tty new|null|FILE",
@@ -111,13 +96,13 @@ def restore(
     request = RestoreRequest(
         ref=ref,
         detach=detach,
-        tcp=tcp.value if tcp else None,
+        tcp=tcp,
         dry_run=dry_run,
         or_older=or_older,
         despite_move=despite_move,
         new_pid_namespace=new_pid_namespace,
-        grown=grown.value,
-        written=written.value,
+        grown=grown,
+        written=written,
         preflight=not no_preflight,
         allow_weaker=allow_weaker,
         # Python has no sys.stdin if descriptor 0 was closed.

@@ -117,7 +117,7 @@ def _options(line: CommandLine) -> Words:
 
 def _complete_value(line: CommandLine, parameter: _Parameter, typed: str, before: str = "") -> Iterator[str]:
     if choices := getattr(parameter.type, "choices", None):
-        return _as_lines(((getattr(each, "value", each), "") for each in choices), typed, before)
+        return _as_lines(((each, "") for each in choices), typed, before)
     if parameter.type.name in ("path", "file", "directory", "filename"):
         is_directory = parameter.name in ("directory", "store", "staging") or parameter.type.name == "directory"
         return iter(("directories" if is_directory else "files",))
