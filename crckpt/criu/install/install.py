@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from crckpt.criu import install
 from crckpt.criu.install.debian import SUITES, apt_options, build, debian_mirror, unpack
 from crckpt.criu.install.machine import NotDownloadedError, RejectedError, may_checkpoint, run
-from crckpt.criu.install.prefix import locked, replacing
+from crckpt.criu.install.prefix import default_prefix, locked, replacing
 from crckpt.criu.install.trial import trial
-from crckpt.errors import HostCannot, UsageError
+from crckpt.errors import CrckptError, HostCannot, UsageError
 
 _DESCRIPTIONS: Final = {
     "path": "criu on PATH",
@@ -21,6 +23,7 @@ _DESCRIPTIONS: Final = {
     "build": "Debian's source",
 }
 CANDIDATES: Final = tuple(_DESCRIPTIONS)
+_SCRIPT: Final = "scripts/install-criu"
 
 
 class InstallRequest(NamedTuple):
@@ -116,3 +119,44 @@ def _next_try(request: InstallRequest, *, downloaded: bool) -> str:
     if "build" not in tried:
         return f"{command} --build"
     return f"put a newer CRIU on PATH, then: {command}"
+
+
+def main() -> int:
+    """Install CRIU as the command line of scripts/install-criu says, which has no other packages yet.
+
+    Returns the exit status.
+    """
+    import argparse  # only for the script
+    import signal
+
+    about = "The path of the CRIU is the last line of stdout; all else goes to stderr."
+    statuses = "Exit status: 0 found, 2 usage, 20 no CRIU works here."
+    parser = argparse.ArgumentParser(
+        prog=_SCRIPT,
+        description=f"{install.__doc__}\n{about}\n{statuses}\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prefix", type=Path, default=default_prefix(), help="the private prefix (%(default)s)")
+    parser.add_argument("--mirror", help="a Debian mirror, if this machine's apt has none")
+    parser.add_argument("--build", action="store_true", help="if nothing else works, build from source")
+    parser.add_argument("--try", dest="candidates", metavar="NAME,...", help="try only these candidates, in this order")
+    options = parser.parse_args()
+    try:
+        candidates = parse_candidates(options.candidates, build=options.build)
+    except UsageError as error:
+        parser.error(error.message)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every clean-up
+    try:
+        criu = install_criu(InstallRequest(options.prefix.absolute(), options.mirror, candidates, _SCRIPT), _say)
+    except CrckptError as error:
+        _say(error.message)
+        _say(f"  next: {error.hint}")
+        return error.exit_code
+    sys.stdout.write(f"{criu.path}\n")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
