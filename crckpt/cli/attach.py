@@ -12,7 +12,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import align, short_id
-from crckpt.cli.output import emit, form, pick, print_progress
+from crckpt.cli.output import emit, form, pick, print_error, print_progress
 from crckpt.errors import UsageError
 from crckpt.helper.terminal.protocol import HeldTerminal
 from crckpt.ops.attach import attach as perform
@@ -66,7 +66,7 @@ def attach(
 
     def announce(found: HeldTerminal) -> None:
         detaches = "" if key is None else f"; {detach_key} detaches"
-        sys.stderr.write(f"attaching to {found.tree.job} (PID {found.tree.root}){detaches}\n")
+        print_error(f"attaching to {found.tree.job} (PID {found.tree.root}){detaches}")
 
     result = perform(terminal, 0, key, announce)
     tree = result.terminal.tree

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import (
@@ -22,7 +19,7 @@ from crckpt.cli.format import (
     on_one_line,
     size,
 )
-from crckpt.cli.output import ask, can_ask, criu_document, discard, emit, pick
+from crckpt.cli.output import ask, can_ask, criu_document, emit, pick, print_error
 from crckpt.errors import HostCannot, UsageError
 from crckpt.ops.doctor import Diagnosis, Fix, fix_host
 from crckpt.ops.doctor import doctor as perform
@@ -75,12 +72,10 @@ def doctor(
         return
     result = perform(context)
     if fix and _is_agreed(result.fixes, yes=yes):
-        result = fix_host(context, result, lambda line: _print_error((line,)))
-        _print_error(
-            f"{'done' if tried.done else 'failed'}: {tried.command}"
-            + (f" ({on_one_line(tried.said)})" if tried.said else "")
-            for tried in result.fixes
-        )
+        result = fix_host(context, result, print_error)
+        for tried in result.fixes:
+            said = f" ({tried.said})" if tried.said else ""
+            print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{said}")
     failure = None
     if not result.able:
         failure = HostCannot("nothing can be checkpointed on this host", hint="fix it: crckpt doctor --fix")
@@ -180,24 +175,15 @@ def _fact_row(fact: Fact, is_unused: bool) -> tuple[str, str, str]:
 
 def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
     if not fixes:
-        _print_error(("nothing can be fixed safely",))
+        print_error("nothing can be fixed safely")
         return False
     if yes:
         return True
-    _print_error(f"would run: {fix.command}" + (f" ({fix.effect})" if fix.effect else "") for fix in fixes)
+    print_error(*(f"would run: {fix.command}" + (f" ({fix.effect})" if fix.effect else "") for fix in fixes))
     if not can_ask():
-        _print_error(("nothing was changed, because there is no terminal to ask on: add --yes",))
+        print_error("nothing was changed, because there is no terminal to ask on: add --yes")
         return False
     if ask("run this?"):
         return True
-    _print_error(("nothing was changed",))
+    print_error("nothing was changed")
     return False
-
-
-def _print_error(lines: Iterable[str]) -> None:
-    """Print lines on stderr: a program may read the result on stdout."""
-    try:
-        for line in lines:
-            typer.echo(line, err=True)
-    except BrokenPipeError:
-        discard(sys.stderr)

@@ -53,11 +53,16 @@ form: Final = Form()
 def print_progress(line: str) -> None:
     """Print a line on stderr about what is done, unless --quiet was given: it is not the result."""
     if not form.is_quiet:
-        # A terminal that has gone does not stop the work.
-        with suppress(OSError):
-            # It may quote another host, or a name of others.
-            sys.stderr.write(f"{on_one_line(line)}\n")
-            sys.stderr.flush()
+        print_error(line)
+
+
+def print_error(*lines: str) -> None:
+    """Print lines on stderr: a program may read the result on stdout."""
+    # A terminal that has gone does not stop the work.
+    with suppress(OSError):
+        # They may quote another host, or a name of others.
+        sys.stderr.writelines(f"{on_one_line(line)}\n" for line in lines)
+        sys.stderr.flush()
 
 
 def emit(

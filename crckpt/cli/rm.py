@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.format import on_one_line, short_id, size, title
-from crckpt.cli.output import ask, can_ask, emit, form
+from crckpt.cli.format import short_id, size, title
+from crckpt.cli.output import ask, can_ask, emit, form, print_error
 from crckpt.errors import PreflightRefused
 from crckpt.ops.rm import PlannedRemoval, estimate_freed_bytes, plan_removal
 from crckpt.ops.rm import rm as perform
@@ -68,9 +66,7 @@ def _confirm(plan: PlannedRemoval, refs: list[str], *, everything: bool) -> None
     if form.as_json or not can_ask():
         command = shlex.join(("crckpt", "rm", *refs, *(["--all"] if everything else []), "--yes"))
         raise PreflightRefused(f"nothing was removed: {'; '.join(lines)}", hint=f"to remove all the same: {command}")
-    with suppress(OSError):
-        sys.stderr.writelines(f"{on_one_line(line)}\n" for line in lines)
-        sys.stderr.flush()
+    print_error(*lines)
     if not ask("remove it?" if len(lines) == 1 else "remove them?"):
         raise PreflightRefused("nothing was removed")
 
