@@ -87,40 +87,37 @@ def is_log(text: str) -> bool:
     )
 
 
-def explain(log: str, *, by_criu: bool = False) -> Explanation:
+def explain(log: str) -> Explanation:
     """Find the first known cause in a log of `criu dump` or `criu restore`, and the lines that matter.
 
-    With `by_criu` the remedy is for users of criu without crckpt. Takes time and memory in proportion to the log's
-    length at most, whatever the log contains.
+    Takes time and memory in proportion to the log's length at most, whatever the log contains.
     """
     log = rejoin_lines(unquote(log))
     telling = find_telling_lines(log)
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
     release = find_release(log)
-    is_silent = _FAILED in log and all(is_consequence(line) for line in telling)
-    silent = _explain_silence(log, shown, release, by_criu=by_criu) if is_silent else None
+    silent = None
+    if _FAILED in log and all(is_consequence(line) for line in telling):
+        # It failed and did not complain: what else it wrote may tell.
+        fitting = ((cause, re.search(cause.pattern, log)) for cause in SILENT if not _is_fixed(cause, release))
+        silent = next(((cause.finding(**found.groupdict()), found.start()) for cause, found in fitting if found), None)
     for line, finding in _find_causes(log, telling, release):
         # A sure cause beats the silence; the silence beats a guess.
-        if silent and silent.finding and not finding.sure:
+        if silent and not finding.sure:
             break
         # An earlier warning may tell more.
         earlier = (cause for cause in EARLIER if finding.key in cause.instead_of)
         warned = ((cause, re.compile(cause.pattern).search(log, 0, line.begin)) for cause in earlier)
         finding = next((cause.finding(**found.groupdict()) for cause, found in warned if found), finding)
-        finding = finding.word_for("criu") if by_criu else finding
         if not finding.sure and release and release < OLD:
-            finding = finding.fill(newer_than=_format_release(release))
+            finding = finding.fill(newer_than=".".join(map(str, release)))
         location = find_failure_location(log, line)
         return Explanation(finding, shown, line.text, location, find_outside_end(log, line))
-    if silent and silent.finding:
-        return silent
+    if silent:
+        return Explanation(silent[0], shown, line_at(log, silent[1], 0).text)
     if release and release < OLD and shown:
-        return Explanation(OLD_CRIU.finding(release=_format_release(release)), shown)
+        return Explanation(OLD_CRIU.finding(release=".".join(map(str, release))), shown)
     return Explanation(None, shown)
-
-
-def _format_release(release: tuple[int, ...]) -> str:
-    return ".".join(map(str, release))
 
 
 def _find_causes(
@@ -184,18 +181,6 @@ def _find_surer_before(retyped: Iterable[Line], line: Line) -> Iterator[tuple[Li
         alone = earlier._replace(forms=earlier.forms[-1:])
         if (finding := _find_known(SPECIFIC, alone)) and finding.sure:
             yield earlier, finding
-
-
-def _explain_silence(
-    log: str, shown: tuple[str, ...], release: tuple[int, ...] | None, *, by_criu: bool
-) -> Explanation:
-    """Look for what else a CRIU of this `release` wrote that failed and did not complain."""
-    for cause in SILENT:
-        if not _is_fixed(cause, release) and (found := re.search(cause.pattern, log)):
-            finding = cause.finding(**found.groupdict())
-            finding = finding.word_for("criu") if by_criu else finding
-            return Explanation(finding, shown, line_at(log, found.start(), 0).text)
-    return Explanation(None, shown)
 
 
 def _find_known(causes: Iterable[Cause], line: Line) -> Finding | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from crckpt.criu.explain import Explanation, is_log
 from crckpt.criu.explain import explain as explain_text
 from crckpt.errors import UsageError
@@ -21,8 +23,9 @@ def explain(log: Path) -> Explanation:
         named = _name(log)
         what = "is not a CRIU log" if text.strip() else "is empty"
         raise UsageError(f"{named} {what}", hint="to get one, run criu dump or criu restore with: -v4 --log-file LOG")
+    found = explain_text(text)
     # crckpt explains its own failures at once, so this log is of a criu that something else started.
-    return explain_text(text, by_criu=True)
+    return replace(found, finding=found.finding and found.finding.word_for("criu"))
 
 
 def describe(explanation: Explanation) -> dict[str, object]:
