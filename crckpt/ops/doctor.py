@@ -156,7 +156,7 @@ def judge_criu(found: Search) -> Outcome:
         f"{candidate.path} ({candidate.origin}): {why}"
         for candidate, why in found.rejected
         # Most hosts have a CRIU in one of the two places, so a missing prefix is not worth a line.
-        if why != "it does not exist" or candidate.origin != "private prefix"
+        if candidate.path.exists() or candidate.origin != "private prefix"
     )
     skipped = "; ".join(("", *tried))
     if found.criu is None:
