@@ -70,7 +70,7 @@ REMOTE_CALLER: Final = HelperKind(
 )
 INIT: Final = HelperKind(
     name="namespace init",
-    module="crckpt.host.namespaces.init",
+    module="crckpt.helper.pid_namespace.init",
     title="the init of the new namespaces",
     ends="the end of its tree",
 )

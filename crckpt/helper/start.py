@@ -21,6 +21,7 @@ from crckpt.helper.kinds import HelperKind
 from crckpt.host.process import run
 
 _MOST_TRIES: Final = 100
+_NOWHERE: Final = Path(os.devnull)
 _Answer = TypeVar("_Answer")
 
 
@@ -48,17 +49,20 @@ def start_helper(
     keep: Sequence[int] = (),
     taken: Collection[int] = (),
     command: Sequence[str] = (),
+    within: Sequence[str] = (),
+    output: Path = _NOWHERE,
+    own_session: bool = True,
 ) -> StartedHelper:
     """Start a helper with these words. It inherits `keep`, and its PID is none of `taken`. Raises HostCannot.
 
-    `command` is what runs it, if not Python its module.
+    `command` is what runs it, if not Python its module; `within` are words before that.
     """
     # -P: Python takes no module from the current directory, which may be another user's.
-    command = command or (sys.executable, "-P", "-m", kind.module)
+    command = (*within, *(command or (sys.executable, "-P", "-m", kind.module)))
     unusable: list[StartedHelper] = []
     try:
         for _ in range(_MOST_TRIES):
-            helper = _start(kind, command, words, keep)
+            helper = _start(kind, command, words, keep, output, own_session=own_session)
             if helper.pid not in taken:
                 return helper
             # Until there is a good one, the others keep their PIDs.
@@ -69,7 +73,15 @@ def start_helper(
     raise HostCannot(f"no free PID was found for {kind.title}", hint="try again")
 
 
-def _start(kind: HelperKind, command: Sequence[str], words: Sequence[str], keep: Sequence[int]) -> StartedHelper:
+def _start(
+    kind: HelperKind,
+    command: Sequence[str],
+    words: Sequence[str],
+    keep: Sequence[int],
+    output: Path,
+    *,
+    own_session: bool,
+) -> StartedHelper:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = theirs.fileno()
     argv = (*command, str(number), *words)
@@ -77,7 +89,11 @@ def _start(kind: HelperKind, command: Sequence[str], words: Sequence[str], keep:
         # Closed here once the helper has it: so its end is the end of the channel.
         with theirs:
             child = run.start(
-                argv, output=Path(os.devnull), keep=(number, *keep), python_path=Path(__file__).parents[2]
+                argv,
+                output=output,
+                own_session=own_session,
+                keep=(number, *keep),
+                python_path=Path(__file__).parents[2],
             )
     except BaseException:
         ours.close()

@@ -154,7 +154,7 @@ def test_program_outlives_a_killed_crckpt(crckpt: Crckpt) -> None:
         before = tree.counters()
         with foreground(crckpt, IN_NAMESPACE) as front:
             tree.wait_growth(before)
-            init = _init(crckpt)
+            init = _init()
             front.kill()
             front.wait(WITHIN_S)
             tree.wait_growth(tree.counters())
@@ -173,13 +173,13 @@ def test_crckpt_killed_before_the_tree_runs_leaves_nothing(
         waits = obstructed.waits(committed=False) if built else obstructed.waits_at_first()
         with waits as obstacle, foreground(crckpt, *words) as front:
             obstacle.wait_reached()
-            inside = _inside(_init(crckpt))
+            inside = _inside(_init())
             assert (len(inside) > 5) == built
             front.kill()
             front.wait(WITHIN_S)
         wait_for(lambda: not any(map(runs, inside)), WITHIN_S, f"{inside} to end")
         # Nobody waits for the init's parent, which ends by itself once its init has.
-        wait_for(lambda: not _makers(crckpt), WITHIN_S, "the parent of the init to end")
+        wait_for(lambda: not _makers(), WITHIN_S, "the parent of the init to end")
         with detached_in_namespace(crckpt):
             tree.wait_growth(before)
 
@@ -192,7 +192,7 @@ def test_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: Obstruct
             with obstructed.fails(committed=committed):
                 result = crckpt.run("restore", JOB, IN_NAMESPACE, "--criu", str(obstructed.path), status=FAILED)
             assert "nothing is left behind" in result.err
-            assert not _makers(crckpt)
+            assert not _makers()
             assert staging(crckpt) == ()
         with detached_in_namespace(crckpt):
             tree.wait_growth(before)
@@ -221,15 +221,11 @@ def _inside(init: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _init(crckpt: Crckpt) -> int:
-    return max(pid for pid in _makers(crckpt) if _inner(pid) == 1)
+def _init() -> int:
+    return max(pid for pid in _makers() if _inner(pid) == 1)
 
 
-def _makers(crckpt: Crckpt) -> tuple[int, ...]:
-    """PIDs of all that make a namespace for a restore from this test's store: its init, and the init's parent."""
-    marks = (str(crckpt.store), "crckpt.host.namespaces.init")
-    return tuple(
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"] and all(any(mark in word for word in process.info["cmdline"]) for mark in marks)
-    )
+def _makers() -> tuple[int, ...]:
+    """PIDs of all that make a namespace for a restore: its init, and the init's parent."""
+    running = ((process.pid, process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return tuple(pid for pid, words in running if "crckpt.helper.pid_namespace.init" in words)

@@ -34,6 +34,7 @@ TERMINATED: Final = 128 + signal.SIGTERM
 TALKER: Final = (PYTHON, f"{PROGRAMS}/talker.py", "{workdir}", "--listen")
 SCREEN: Final = (PYTHON, f"{PROGRAMS}/screen.py", "{workdir}")
 STARTS: Final = pytest.mark.parametrize("start", ["job", "child-of-job", "leader"])
+WHERE: Final = pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)], ids=["here", "new-pid-namespace"])
 
 
 @pytest.fixture
@@ -81,10 +82,11 @@ def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt,
 
 
 @STARTS
-def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start: str) -> None:
+@WHERE
+def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start: str, where: tuple[str, ...]) -> None:
     """There is no shell that could continue the program."""
     _stop(crckpt, workdir, start, TALKER)
-    with _restored(crckpt, workdir), _shell(crckpt, workdir) as shell:
+    with _restored(crckpt, workdir, *where), _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach {JOB}")
         shell.wait_for(lambda shown: "says" in shown, "its output")
         shell.press("C-z")
@@ -143,17 +145,18 @@ def test_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["itself", "crckpt"])
+@WHERE
 def test_crckpt_in_the_foreground_without_a_terminal_ends_with_the_program(
-    crckpt: Crckpt, workdir: Path, ends_by: str
+    crckpt: Crckpt, workdir: Path, ends_by: str, where: tuple[str, ...]
 ) -> None:
     """If systemd stops the service, the program ends."""
     _stop(crckpt, workdir, "job", TALKER)
     before = _read_status(workdir).counter
-    process = crckpt.start("restore", JOB, "--tty", "new")
+    process = crckpt.start("restore", JOB, "--tty", "new", *where)
     wait_for(lambda: _read_status(workdir).counter > before + 2, WITHIN_S, "it to go on")
-    terminal = _find_terminal(crckpt, psutil.Process(_read_status(workdir).pid).ppid())
-    assert terminal is not None
-    os.kill(_read_status(workdir).pid if ends_by == "itself" else process.pid, signal.SIGTERM)
+    (terminal,) = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
+    assert psutil.Process(terminal["pid"]).ppid() == terminal["holder"]
+    os.kill(terminal["pid"] if ends_by == "itself" else process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == TERMINATED
     assert f"crckpt attach {JOB}" in err
@@ -174,6 +177,11 @@ def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: 
         wait_for(lambda: _read_status(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
         shell.press("C-c")
         wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        found = _find_terminal(crckpt, terminal["holder"])
+        assert found is not None
+        assert "attach" in psutil.Process(found["attached"]).cmdline()
+        listed = crckpt.run("ps", "--json").document["result"]["processes"]
+        assert [each["kind"] for each in listed if each["tree"] == terminal["pid"]] == ["terminal"]
         os.kill(terminal["pid"], signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}" in shown, "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
@@ -186,6 +194,32 @@ def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path,
     for _ in range(2):
         with _restored(crckpt, workdir) as terminal:
             crckpt.run("dump", str(_read_status(workdir).pid), JOB, "--stop")
+            wait_for(lambda held=terminal: not runs(held["holder"]), WITHIN_S, "the holder to end")  # type: ignore[misc]
+            _wait_gone(terminal["pid"])
+
+
+@pytest.mark.parametrize(
+    ("start", "then"),
+    [("job", ()), ("child-of-job", ("--new-pid-namespace",)), ("leader", ())],
+    ids=["job-here", "child-of-job-new-pid-namespace", "leader-here"],
+)
+def test_program_in_a_new_pid_namespace_can_be_dumped_and_restored_again(
+    crckpt: Crckpt, workdir: Path, start: str, then: tuple[str, ...]
+) -> None:
+    """The holder of the terminal leads the session there. A dump finds the program by its job and by its PID."""
+    _stop(crckpt, workdir, start, TALKER)
+    for words, target in (("--new-pid-namespace",), JOB), (then, None):
+        before = _read_status(workdir).counter
+        with _restored(crckpt, workdir, *words) as terminal, _shell(crckpt, workdir) as shell:
+            wait_for(lambda at=before: _read_status(workdir).counter > at + 2, WITHIN_S, "it to go on")  # type: ignore[misc]
+            shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
+            shell.wait_for(lambda shown: "says" in shown, "its output")
+            crckpt.run("dump", target or str(terminal["pid"]), JOB, "--incremental")
+            at = _read_status(workdir).counter
+            wait_for(lambda at=at: _read_status(workdir).counter > at + 2, WITHIN_S, "it to run on")  # type: ignore[misc]
+            shell.press("C-c")
+            wait_for(lambda: _read_status(workdir).facts["interrupts"] != 0, WITHIN_S, "the interrupt to arrive")
+            crckpt.run("dump", target or str(terminal["pid"]), JOB, "--stop")
             wait_for(lambda held=terminal: not runs(held["holder"]), WITHIN_S, "the holder to end")  # type: ignore[misc]
             _wait_gone(terminal["pid"])
 
@@ -214,11 +248,14 @@ def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:
         assert "PermissionError" in done.stderr
 
 
-def test_failed_restore_holds_no_terminal(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+@WHERE
+def test_failed_restore_holds_no_terminal(
+    crckpt: Crckpt, workdir: Path, tmp_path: Path, where: tuple[str, ...]
+) -> None:
     """The next restore works."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     obstructed = ObstructedCriu(tmp_path)
-    words = ("restore", JOB, "--tty", "new", "--detach", "--criu", str(obstructed.path))
+    words = ("restore", JOB, "--tty", "new", "--detach", "--criu", str(obstructed.path), *where)
     with obstructed.waits_at_first() as obstacle:
         process = crckpt.start(*words)
         obstacle.wait_reached()
@@ -233,12 +270,13 @@ def test_failed_restore_holds_no_terminal(crckpt: Crckpt, workdir: Path, tmp_pat
         pass
 
 
-def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+@WHERE
+def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path, where: tuple[str, ...]) -> None:
     """CRIU gives up, and the holder has no terminal to hold."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     obstructed = ObstructedCriu(tmp_path)
     with obstructed.waits_at_first() as obstacle:
-        process = crckpt.start("restore", JOB, "--tty", "new", "--criu", str(obstructed.path))
+        process = crckpt.start("restore", JOB, "--tty", "new", "--criu", str(obstructed.path), *where)
         obstacle.wait_reached()
         (holder,) = (each for each in psutil.Process(process.pid).children() if _is_holder(each))
         process.kill()
@@ -249,10 +287,11 @@ def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path:
     assert not runs(pid)
 
 
-def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path) -> None:
+@WHERE
+def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path, where: tuple[str, ...]) -> None:
     """The program sees a closed window. An attached client gets a message, and the next restore works."""
     _stop(crckpt, workdir, "job", TALKER)
-    with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
+    with _restored(crckpt, workdir, *where) as terminal, _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
         shell.wait_for(lambda shown: "says" in shown, "its output")
         os.kill(terminal["holder"], signal.SIGKILL)

@@ -226,11 +226,11 @@ def test_interrupted_rehearsal_leaves_nothing(
     """
 
     def wait_for_command(command: str) -> None:
-        wait_for(lambda: any(command in words for words in commands(crckpt)), WITHIN_S, command)
+        wait_for(lambda: any(command in words for words in commands()), WITHIN_S, command)
 
     def stopped_scripts(script: Path) -> list[psutil.Process]:
         found = []
-        for pid in inmates(crckpt):
+        for pid in inmates():
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 if process.status() == psutil.STATUS_STOPPED and str(script) in process.cmdline():
@@ -335,7 +335,7 @@ def cut_short(
     rehearsal = crckpt.start("rehearse", JOB, *words)
     try:
         reached()
-        inside = inmates(crckpt)
+        inside = inmates()
         assert len(inside) > 1
         rehearsal.send_signal(number)
         afterwards()
@@ -352,7 +352,7 @@ def traceless(crckpt: Crckpt) -> Iterator[None]:
     """Nothing on the host is other than it was: processes, groups, mounts, packet filters, the store."""
     _, *others = traces(crckpt)
     yield
-    assert not inmates(crckpt)
+    assert not inmates()
     assert traces(crckpt) == ([], *others)
 
 
@@ -363,15 +363,15 @@ def traces(crckpt: Crckpt) -> tuple[object, ...]:
     return groups, mounts, network_locks(), staging(crckpt)
 
 
-def inmates(crckpt: Crckpt) -> tuple[int, ...]:
-    """PIDs of all that are in the namespaces of a rehearsal from this test's store."""
+def inmates() -> tuple[int, ...]:
+    """PIDs of all that are in the namespaces of a rehearsal."""
     ours = space_of("self")
     spaces: dict[int, str] = {}
     inits: set[str] = set()
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             spaces[process.pid] = space_of(str(process.pid))
-            if any(str(crckpt.store) in word for word in process.cmdline()):
+            if "crckpt.helper.pid_namespace.init" in process.cmdline():
                 inits.add(spaces[process.pid])
     return tuple(pid for pid, space in spaces.items() if space in inits - {ours})
 
@@ -381,9 +381,9 @@ def space_of(pid: str) -> str:
     return str(Path(f"/proc/{pid}/ns/pid").readlink())
 
 
-def commands(crckpt: Crckpt) -> Iterator[str]:
+def commands() -> Iterator[str]:
     """The command lines of all that are in there."""
-    for pid in inmates(crckpt):
+    for pid in inmates():
         with suppress(psutil.Error):
             yield " ".join(psutil.Process(pid).cmdline())
 

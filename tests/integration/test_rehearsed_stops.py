@@ -105,11 +105,11 @@ def test_terminal_is_reported_before_the_freeze(crckpt: Crckpt) -> None:
 def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
     with started(BY_NAME["family"]) as tree:
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
-        wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")
+        wait_for(lambda: bool(rehearsal_inits()), WITHIN_S, "the rehearsal")
         dump.send_signal(number)
         error = dump.communicate(timeout=WITHIN_S)[1]
         assert dump.returncode == status, error
-        wait_for(lambda: not rehearsal_inits(crckpt), WITHIN_S, "the rehearsal to end")
+        wait_for(lambda: not rehearsal_inits(), WITHIN_S, "the rehearsal to end")
         wait_for(lambda: psutil.Process(tree.pid).status() != psutil.STATUS_TRACING_STOP, WITHIN_S, "the tree to run")
         tree.wait_growth(tree.counters())
         assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
@@ -121,7 +121,7 @@ def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
     """A rehearsal may take minutes, and the dumps share the store."""
     with started(BY_NAME["family"]) as tree, started(BY_NAME["counter"]) as other:
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
-        wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")
+        wait_for(lambda: bool(rehearsal_inits()), WITHIN_S, "the rehearsal")
         dump.send_signal(signal.SIGSTOP)
         crckpt.run("dump", str(other.pid), "other", CRCKPT_LOCK_S="0.1")
         dump.send_signal(signal.SIGCONT)
@@ -129,13 +129,12 @@ def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
         assert dump.returncode == 0, error
 
 
-def rehearsal_inits(crckpt: Crckpt) -> list[int]:
-    """PIDs of the inits of rehearsals from this test's store."""
+def rehearsal_inits() -> list[int]:
+    """PIDs of the inits of rehearsals."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            words = process.cmdline()
-            if "crckpt.host.namespaces.init" in words and any(str(crckpt.store) in word for word in words):
+            if "crckpt.helper.pid_namespace.init" in process.cmdline():
                 found.append(process.pid)
     return found
 

@@ -219,16 +219,17 @@ def _without_tracer(order: Order) -> Iterator[None]:
     if not tracer or not order.is_lent:
         yield
         return
+    tid = status.tid_seen_by(tracer, order.pid, order.tid)
     with ptrace.stopped(tracer) as holder:
-        _raise_if_failed(holder.system_call(_PTRACE, _INTERRUPT, order.tid, 0, 0))
+        _raise_if_failed(holder.system_call(_PTRACE, _INTERRUPT, tid, 0, 0))
         # It stops at once: no signal can stop it otherwise.
-        _raise_if_failed(holder.system_call(_WAIT4, order.tid, 0, _ALL_THREADS, 0))
-        _raise_if_failed(holder.system_call(_PTRACE, _DETACH, order.tid, 0, 0))
+        _raise_if_failed(holder.system_call(_WAIT4, tid, 0, _ALL_THREADS, 0))
+        _raise_if_failed(holder.system_call(_PTRACE, _DETACH, tid, 0, 0))
         try:
             yield
         finally:
             # When its script ends, CRIU expects to be the tracer again.
-            _raise_if_failed(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
+            _raise_if_failed(holder.system_call(_PTRACE, _SEIZE, tid, 0, 0))
 
 
 def _raise_if_failed(answer: int) -> None:

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from crckpt.errors import HostCannot
 from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.pid_namespace.client import PidNamespace, start_as_init
 from crckpt.helper.start import StartedHelper, start_helper
 from crckpt.helper.terminal.protocol import HeldTree, HolderAnswer, HolderRequest
+from crckpt.host import proc
 from crckpt.host.process import run
 from crckpt.host.process.orphans import Ending
 from crckpt.host.process.pidfd import HeldProcess
@@ -23,48 +25,46 @@ _REAPS_S: Final = 10.0
 
 
 class TerminalHolder:
-    """A holder that we have started. `slave` is our descriptor of the terminal, `log` the file with its output."""
+    """A holder that we have started. `slave` is our descriptor of the terminal, `log` the file with its output.
+
+    `namespace` is the PID namespace of which it is the first process, if it is in one. It knows the programs there by
+    their PIDs in it.
+    """
 
     def __init__(self, helper: StartedHelper, slave: int) -> None:
         self._helper = helper
         self._ended: dict[int, int] = {}
         self.pid = helper.pid
+        self.namespace = PidNamespace(helper.pid, helper.child.pid) if helper.pid != helper.child.pid else None
         self.slave = slave
         self.log = ""
 
     def wait_until_ready(self) -> None:
         """Wait until it holds the terminal. Raises HostCannot."""
-        self.log = self._read_answer(_STARTS_S).log
-
-    def start_in_session(self, argv: Sequence[str | Path], *, own_session: bool = False, **rest: Any) -> run.Child:
-        """Start a program in the session of the terminal, whatever `own_session` is; otherwise as `start`."""
-        return self.start(argv, own_session=False, **rest)
+        self.log = self._read_answer(_STARTS_S)[0].log
 
     def start(
         self,
         argv: Sequence[str | Path],
         *,
         output: Path,
-        own_session: bool = True,
-        stdin: int | None = None,
         keep: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
-        python_path: Path | None = None,
+        **_rest: Any,
     ) -> run.Child:
-        """Start a program as `run.start`, but with the terminal as its stdin, whatever `stdin` is."""
-        words = tuple(str(word) for word in argv)
-        more = {**(environment or {})} | ({"PYTHONPATH": str(python_path)} if python_path else {})
-        request = HolderRequest("start", words, more, tuple(keep), own_session)
+        """Start a program as `run.start`, but in the session of the terminal, which is its stdin."""
+        request = HolderRequest("start", tuple(str(word) for word in argv), dict(environment or {}), tuple(keep))
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._helper.send(request, (descriptor, *keep))
         finally:
             os.close(descriptor)
-        return _HeldChild(self, self._read_answer().started)
+        answer, descriptors = self._read_answer()
+        return _HeldChild(self, answer.started, *descriptors)
 
-    def find_ending(self, pid: int) -> Ending | None:
-        """Find how a program that the holder is the parent of has ended; None if it is alive."""
-        if pid not in self._ended and not _is_alive(pid):
+    def find_ending(self, pid: int, outer: int) -> Ending | None:
+        """Find how a child of the holder, whose PID we see as `outer`, has ended; None if it is alive."""
+        if pid not in self._ended and not _is_alive(outer):
             self._read_endings(_REAPS_S, pid)
         return Ending(os.waitstatus_to_exitcode(self._ended[pid])) if pid in self._ended else None
 
@@ -95,14 +95,14 @@ class TerminalHolder:
             self._helper.send(HolderRequest("abort"))
         self._helper.end()
 
-    def _read_answer(self, within_s: float | None = None) -> HolderAnswer:
-        """Read the answer to a request. Raises HostCannot if that was refused."""
+    def _read_answer(self, within_s: float | None = None) -> tuple[HolderAnswer, list[int]]:
+        """Read the answer to a request, with its descriptors. Raises HostCannot if that was refused."""
         while True:
-            answer = self._helper.receive(HolderAnswer, within_s)
+            answer, descriptors = self._helper.receive_descriptors(HolderAnswer, within_s)
             if answer.failed:
                 raise HostCannot(answer.failed)
             if answer.ended is None:
-                return answer
+                return answer, descriptors
             self._take(answer)
 
     def _read_endings(self, within_s: float, pid: int) -> None:
@@ -116,15 +116,16 @@ class TerminalHolder:
 
 
 class _HeldChild(run.Child):
-    """A program that the holder is the parent of."""
+    """A program that the holder is the parent of, and knows by the PID `inner`."""
 
-    def __init__(self, holder: TerminalHolder, pid: int) -> None:
-        # The holder may have reaped it; no other program has its PID so soon.
-        HeldProcess.__init__(self, pid)
+    def __init__(self, holder: TerminalHolder, inner: int, pidfd: int) -> None:
         self._holder = holder
+        self._inner = inner
+        self.pidfd = pidfd
+        self.pid = proc.read_pidfd(pidfd)
 
     def wait(self) -> int:
-        status = self._holder.wait(self.pid)
+        status = self._holder.wait(self._inner)
         self.close()
         return os.waitstatus_to_exitcode(status)
 
@@ -133,18 +134,26 @@ class _HeldChild(run.Child):
 
 
 @contextmanager
-def held_terminal(job: str, taken: Collection[int], *, is_session: bool) -> Iterator[TerminalHolder]:
+def held_terminal(
+    job: str, taken: Collection[int], *, is_session: bool, in_namespace: bool
+) -> Iterator[TerminalHolder]:
     """Make a terminal with a holder, whose PID is none of `taken`. If the block fails, both end.
 
-    With `is_session` the holder leads the session of the terminal; without it the terminal has no session yet. Raises
-    HostCannot.
+    With `is_session` the holder leads the session of the terminal; without it the terminal has no session yet. It is
+    `in_namespace` if it is the first process of a new PID namespace. Raises HostCannot.
     """
     with ExitStack() as stack:
         master, slave = os.openpty()
         for descriptor in (master, slave):
             stack.callback(os.close, descriptor)
         words = (str(master), str(slave), str(int(is_session)), job)
-        holder = TerminalHolder(start_helper(TERMINAL, *words, keep=(master, slave), taken=taken), slave)
+        keep = (master, slave)
+        helper = (
+            start_as_init(TERMINAL, *words, keep=keep)
+            if in_namespace
+            else start_helper(TERMINAL, *words, keep=keep, taken=taken)
+        )
+        holder = TerminalHolder(helper, slave)
         try:
             holder.wait_until_ready()
             yield holder

@@ -169,6 +169,9 @@ class Clients:
         except OSError:
             data = b""
         kind, content = data[:1], data[1:]
+        if kind == DESCRIBE and not client.pid and content.isdigit():
+            # The kernel does not tell the PID of a process outside our PID namespace.
+            client.pid = int(content)
         if kind == DESCRIBE and self.tree is not None:
             attached = self._attached.pid if self._attached else 0
             is_there = client.send(DESCRIPTION + msgspec.json.encode(HeldTerminal(os.getpid(), self.tree, attached)))

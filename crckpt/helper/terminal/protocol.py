@@ -16,7 +16,7 @@ LONGEST: Final = 64 << 10
 """Bytes of a message at most."""
 
 DESCRIBE, ATTACH, RESIZE, INPUT = b"d", b"a", b"w", b"i"
-"""What a client sends: ATTACH and RESIZE with a window size."""
+"""What a client sends: DESCRIBE with its PID, ATTACH and RESIZE with a window size."""
 DESCRIPTION, OUTPUT, REFUSED, ENDED = b"D", b"O", b"R", b"E"
 """What it gets: JSON, bytes of the terminal, a sentence, an exit status."""
 
@@ -27,7 +27,7 @@ class HeldTree(Struct, frozen=True):
     """The tree of a terminal.
 
     - `root`, `start`: the PID of its root, as the host sees it, and when that was started
-    - `program`: the PID of the child of the holder whose end is the end of the tree
+    - `program`: the PID of the root as the holder sees it, which may be in a PID namespace
     """
 
     root: int
@@ -59,14 +59,13 @@ class HolderRequest(Struct, frozen=True):
     argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     keep: tuple[int, ...] = ()
-    own_session: bool = False
     tree: HeldTree | None = None
 
 
 class HolderAnswer(Struct, frozen=True):
     """An answer to the restore, or, with `ended`, the end of a child: its PID and wait status.
 
-    The first answer has the path of the `log`.
+    The first answer has the path of the `log`. With `started`, the PID of a program, comes its pidfd.
     """
 
     log: str = ""

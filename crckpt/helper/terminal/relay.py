@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.errors import HostCannot
 from crckpt.helper.channel import Channel, HelperSilent
@@ -38,6 +39,7 @@ from crckpt.helper.terminal.protocol import (
 )
 from crckpt.helper.terminal.screen_modes import ScreenModes
 from crckpt.host.process.signals import Wakeups, woken_by_signals
+from crckpt.host.socket_options import peer_pid
 
 _ANSWERS_S: Final = 5.0
 _AT_ONCE: Final = 16 << 10
@@ -134,7 +136,7 @@ class _Relay:
         """Run until the tree ends, or the user detaches."""
         self._connection.setblocking(False)
         connection = self._connection.fileno()
-        self._unsent.append(ATTACH + self._size())
+        self._unsent += (_ask_description(), ATTACH + self._size())
         while True:
             writing = [connection] if self._unsent else []
             ready = self._wakeups.wait(connection, self._ours, writable=writing)
@@ -206,11 +208,16 @@ def _connect(path: Path) -> socket.socket | None:
 def _describe(connection: socket.socket) -> HeldTerminal | None:
     connection.settimeout(_ANSWERS_S)
     with suppress(OSError, msgspec.DecodeError):
-        connection.send(DESCRIBE)
+        connection.send(_ask_description())
         data = connection.recv(LONGEST)
         if data[:1] == DESCRIPTION:
-            return msgspec.json.decode(data[1:], type=HeldTerminal)
+            # A holder in a PID namespace does not know its PID here.
+            return replace(msgspec.json.decode(data[1:], type=HeldTerminal), holder=peer_pid(connection))
     return None
+
+
+def _ask_description() -> bytes:
+    return DESCRIBE + str(os.getpid()).encode()
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 It leads the session of a tree without a session leader, and starts CRIU for the restore, which asks for that: so it is
 the parent of the tree's root, and learns its exit status. What the tree writes goes to a log, and to the
 `crckpt attach` that is connected. If the holder is killed, the terminal hangs up, as if a terminal window was closed.
+
+A tree in a new PID namespace has a holder that is the first process there: CRIU cannot dump a tree whose session has
+its leader outside.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from crckpt.helper.terminal.clients import Clients
 from crckpt.helper.terminal.output_log import OutputLog
 from crckpt.helper.terminal.protocol import LONGEST, HeldTree, HolderAnswer, HolderRequest
 from crckpt.host import proc
+from crckpt.host.namespaces.visitors import has_visitors
 from crckpt.host.process import run
 from crckpt.host.syscalls.own_process import set_child_subreaper
 
@@ -61,6 +65,7 @@ class _Holder:
         self._listener: socket.socket | None = None
         self._tree: HeldTree | None = None
         self._ended: dict[int, int] = {}
+        self._is_init = os.getpid() == 1
         self._is_terminated = False
         self._is_drained = False
 
@@ -78,8 +83,9 @@ class _Holder:
             is_any = self._waiting.wait(_QUIET_S if has_ended else self._clients.seconds_until_dropped())
             self._clients.drop_slow()
             if has_ended and not is_any:
-                # Other processes may have the terminal open, perhaps for long.
+                # Other processes may have the terminal open, perhaps for long. In a namespace they end with us.
                 self._clients.end(self.exit_status())
+                self._is_terminated |= self._is_init
         self._clients.end(self.exit_status())
 
     def close(self) -> None:
@@ -113,11 +119,12 @@ class _Holder:
         except HelperSilent:
             return
         try:
-            self._answer(self._perform(request, descriptors))
+            if (answer := self._perform(request, descriptors)) is not None:
+                self._answer(answer)
         finally:
             close_all(descriptors)
 
-    def _perform(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer:
+    def _perform(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer | None:
         match request.do:
             case "start":
                 return self._start(request, descriptors)
@@ -127,14 +134,18 @@ class _Holder:
                 self._end_children()
         return HolderAnswer()
 
-    def _start(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer:
+    def _start(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer | None:
         output, *kept = descriptors
         given = {0: self._slave, 1: output, 2: output, **dict(zip(request.keep, kept, strict=True))}
         try:
-            pid = run.spawn(request.argv, given, environment=request.environment, own_session=request.own_session)
+            pid = run.spawn(request.argv, given, environment=request.environment, own_session=False)
         except OSError as error:
             return HolderAnswer(failed=f"cannot run {request.argv[0]}: {error.strerror}")
-        return HolderAnswer(started=pid)
+        # The restore may be in another PID namespace.
+        pidfd = os.pidfd_open(pid)
+        self._answer(HolderAnswer(started=pid), pidfd)
+        os.close(pidfd)
+        return None
 
     def _commit(self, request: HolderRequest) -> HolderAnswer:
         tree = request.tree
@@ -147,7 +158,7 @@ class _Holder:
             return HolderAnswer()
         with suppress(OSError):
             # The group of the root gets what is typed (^C). Without effect on a tree with a session of its own.
-            os.tcsetpgrp(self._slave, os.getpgid(tree.root))
+            os.tcsetpgrp(self._slave, os.getpgid(tree.program))
         try:
             self._listen(tree)
         except OSError as error:
@@ -158,10 +169,10 @@ class _Holder:
         self._listener = listen(_find_socket(tree))
         self._waiting.watch(self._listener, lambda _events: self._accept())
 
-    def _answer(self, answer: HolderAnswer) -> None:
+    def _answer(self, answer: HolderAnswer, *descriptors: int) -> None:
         if self._control is not None:
             with suppress(HelperEnded):
-                self._control.send(answer)
+                self._control.send(answer, descriptors)
 
     # Children
 
@@ -216,7 +227,10 @@ class _Holder:
     def _is_over(self) -> bool:
         if self._tree is None:
             return (self._control is None or self._is_terminated) and not proc.children(os.getpid())
-        return self._status() is not None and (self._is_drained or self._is_terminated)
+        if self._status() is None or not (self._is_drained or self._is_terminated):
+            return False
+        # CRIU may be ending the tree in here: if we ended now, the kernel would end CRIU, too.
+        return not (self._is_init and has_visitors())
 
     # The terminal and its clients
 
@@ -254,6 +268,9 @@ def main(words: list[str]) -> int:
     master, slave, is_session = (int(word) for word in words[1:4])
     set_child_subreaper(enabled=True)
     if is_session:
+        if os.getpid() == 1:
+            # On the host we lead a session already; here our parent does.
+            os.setsid()
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
     try:
         log = OutputLog(words[4])

@@ -17,10 +17,8 @@ from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
-from crckpt.host.disk.own_files import write_private
 from crckpt.host.proc.mountinfo import Mount, mount_points
 from crckpt.host.syscalls.own_process import become_root, bind, bind_read_only, mount
 
@@ -47,15 +45,11 @@ class SeclusionPlan(Struct, frozen=True):
     links: tuple[tuple[str, str], ...] = ()
 
 
-class SeclusionResult(Struct, frozen=True):
-    """The mount points that could get no overlay: they are read-only or missing."""
+def seclude(wanted: SeclusionPlan) -> tuple[str, ...]:
+    """Carry out a plan; return the mount points that could get no overlay: they are read-only or missing.
 
-    unwritable: tuple[str, ...]
-
-
-def seclude(plan: Path) -> None:
-    """Carry out a plan, and write a SeclusionResult to its `result_path`. Raises OSError."""
-    wanted = msgspec.json.decode(plan.read_bytes(), type=SeclusionPlan)
+    Raises OSError.
+    """
     _put_on_loopback(wanted.addresses)
     unwritable = _renew_root(wanted)
     # Only now are these copies in the overlays: before, they were the host's files.
@@ -63,12 +57,7 @@ def seclude(plan: Path) -> None:
         os.truncate(path, size)
     for path, name in wanted.links:
         os.link(Path(path).with_name(name), path, follow_symlinks=False)
-    write_private(result_path(plan), msgspec.json.encode(SeclusionResult(unwritable)))
-
-
-def result_path(plan: Path) -> Path:
-    """The path of the result of a plan: a `SeclusionResult` as JSON."""
-    return plan.with_suffix(".answer")
+    return unwritable
 
 
 def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:

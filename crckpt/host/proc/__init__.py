@@ -5,7 +5,7 @@ ticks, namespaces, fdinfo or thread states, and takes 12 to 60 ms to import: so 
 """
 
 from crckpt.host.proc.command import command_line, read_commands, title, working_directory
-from crckpt.host.proc.fd import Descriptor, descriptors
+from crckpt.host.proc.fd import Descriptor, descriptors, read_pidfd
 from crckpt.host.proc.live_root import LiveRoot, identify_live_root
 from crckpt.host.proc.maps import find_deleted_mapped_files, memory
 from crckpt.host.proc.process import Identity, Process, identify, parse_identity, read_process

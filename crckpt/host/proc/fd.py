@@ -122,6 +122,11 @@ def open_flags(pid: int, fd: int) -> int:
     return 0
 
 
+def read_pidfd(descriptor: int) -> int:
+    """The PID, as we see it, of the process that a pidfd of ours is of; 0 if it has ended."""
+    return max(0, int(parse_info(read_info("self", descriptor)).get("Pid", "0")))
+
+
 def descriptors(pid: int) -> tuple[Descriptor, ...]:
     """Every open descriptor of a process; none if it has ended or ends now."""
     found = []

@@ -153,6 +153,12 @@ def inner_tid(pid: int, tid: int) -> int:
     return int(read_status(pid, tid)["NSpid"].split()[-1])
 
 
+def tid_seen_by(observer: int, pid: int, tid: int) -> int:
+    """The number of a thread as a process in the same PID namespace, or an outer one, sees it. Raises OSError."""
+    depth = len(read_status(observer, observer)["NSpid"].split())
+    return int(read_status(pid, tid)["NSpid"].split()[depth - 1])
+
+
 def read_shared_memory(pid: int) -> int:
     """Bytes of shared memory that is in no file, and that a process has touched. 0 if it has ended."""
     return read_bytes(pid, "RssShmem")

@@ -64,8 +64,9 @@ class RestoreAttempt(Struct, frozen=True):
 
     @property
     def is_sibling(self) -> bool:
-        """Whether CRIU makes the root a child of its parent. In a new PID namespace that is the namespace's init."""
-        return (not self.request.detach or self.has_new_terminal) and not self.request.new_pid_namespace
+        """Whether CRIU makes the root a child of its parent: of us, or of the holder of the new terminal."""
+        # In a new PID namespace CRIU has no parent.
+        return self.has_new_terminal or not (self.request.detach or self.request.new_pid_namespace)
 
     @property
     def name(self) -> str:

@@ -18,10 +18,10 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import NOTHING_LEFT, RehearsalFailed
+from crckpt.helper.pid_namespace.rehearsal import KINDS, Throwaway, throwaway
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
-from crckpt.host.namespaces.rehearsal import KINDS, Throwaway, throwaway
 from crckpt.host.process.pidfd import ExitWatch, watched_exits
 from crckpt.host.process.terminals import lower_numbers_held
 from crckpt.images.core import ZOMBIE
@@ -146,7 +146,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
             ran_s=ran_s,
             ended=_end(tree, watch.find_ended(), new),
             probe=probe,
-            unwritable=new.secluded.unwritable,
+            unwritable=new.unwritable,
             lost=tuple(lost),
         )
 

@@ -14,9 +14,9 @@ from crckpt.criu.engine import CriuRun
 from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
+from crckpt.helper.pid_namespace.client import PidNamespace, pid_namespace
 from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
-from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.images.tree import ImageTree
@@ -39,7 +39,7 @@ class LaunchedCriu(Struct, frozen=True):
     run: CriuRun
     streamer: Streamer
     hold: Hold
-    new: namespace.PidNamespace | None
+    new: PidNamespace | None
     command: tuple[str, ...]
     holders: Path
     copiers: tuple[int, ...]
@@ -122,20 +122,19 @@ def launched_criu(
             edits, progress = attempt.find_edits(tree), attempt.context.progress
             images = write_images(attempt.repository, attempt.checkpoint, work, progress, edits)
         (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
-        new = None
-        if request.new_pid_namespace and tree is not None:
+        holder, new = outside.holder, None
+        if holder is not None:
+            new = holder.namespace
+        elif request.new_pid_namespace and tree is not None:
             # A root that leads a session gets what is typed from us: the init must not get it, too.
             own_session = outside.terminal is None or tree.root.sid == tree.root.pid
-            start = run.start if outside.holder is None else outside.holder.start
-            new = stack.enter_context(
-                namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session, start=start)
-            )
+            new = stack.enter_context(pid_namespace(tree.root.pid, own_session=own_session))
         ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
         command = (
-            *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
+            *(nsenter_words(new.init, ("pid", "mnt")) if new and holder is None else ()),
             # A tree without a session leader gets CRIU's session. One whose leader is outside its PID namespace could
             # never be dumped.
-            *(("setsid",) if new and outside.terminal is None and outside.holder is None else ()),
+            *(("setsid",) if new and outside.terminal is None and holder is None else ()),
             *attempt.command(Paths(images, work, hold.script), ends.values, stream=not as_files),
         )
         holders = work / HOLDERS
@@ -151,7 +150,7 @@ def launched_criu(
                 terminal=outside.terminal,
                 keep=(streamer.descriptor, *ends.kept),
                 limited=True,
-                start=run.start if outside.holder is None else outside.holder.start_in_session,
+                start=run.start if holder is None else holder.start,
             )
             launched = LaunchedCriu(criu, streamer, hold, new, command, holders, tuple(ends.copiers))
             stack.callback(launched.give_up)

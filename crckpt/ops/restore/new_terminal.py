@@ -23,7 +23,9 @@ def new_terminal(attempt: RestoreAttempt, tree: ImageTree) -> Iterator[TerminalH
     # CRIU puts a tree without a session leader into its own session, which must live as long as the tree. A root that
     # leads its session gets the terminal in the hold.
     is_session = tree.root.pid != tree.root.sid
-    with held_terminal(attempt.checkpoint.job, find_needed_ids(tree), is_session=is_session) as holder:
+    in_namespace = attempt.request.new_pid_namespace
+    needed = find_needed_ids(tree)
+    with held_terminal(attempt.checkpoint.job, needed, is_session=is_session, in_namespace=in_namespace) as holder:
         yield holder
 
 
@@ -45,16 +47,11 @@ def give_terminal(holder: TerminalHolder, tree: ImageTree, init: int | None) -> 
             yield cause("terminal-not-controlling").finding(why=why)
 
 
-def commit_terminal(
-    holder: TerminalHolder, attempt: RestoreAttempt, tree: ImageTree, root: int, program: int
-) -> Iterator[Finding]:
-    """Report to the holder that the tree runs; yield what was lost.
-
-    `root` is the tree's root as we see it, `program` the child of the holder whose end is the tree's.
-    """
+def commit_terminal(holder: TerminalHolder, attempt: RestoreAttempt, tree: ImageTree, root: int) -> Iterator[Finding]:
+    """Report to the holder that the tree runs, whose root we see as `root`; yield what was lost."""
     checkpoint = attempt.checkpoint
     held = HeldTree(
-        root, proc.start_time(root) or 0, program, tree.root.comm, checkpoint.job, checkpoint.id, holder.log
+        root, proc.start_time(root) or 0, tree.root.pid, tree.root.comm, checkpoint.job, checkpoint.id, holder.log
     )
     if why := holder.commit(held):
         yield cause("terminal-not-attachable").finding(why=why, log=holder.log)

@@ -297,7 +297,7 @@ def _build(
     """Let CRIU build the tree; in the hold, fill and check it and set its attributes; then let it run."""
     detach, root, holder = attempt.request.detach, tree.root.pid, result.holder
     is_ours = result.verdict.needs_terminal and holder is None
-    child = criu.new.parent if criu.new else root
+    child = criu.new.parent if criu.new and holder is None else root
     modes: list[Any] = []
 
     def add(losses: Iterable[Finding]) -> None:
@@ -334,16 +334,18 @@ def _build(
                 with interrupts_allowed():
                     criu.streamer.check()
                     raise _criu_failure(ran, tree, attempt)
+            outer = result.pid or root
             # A root that fails at once is no restore; in the foreground its own status says so.
-            add(_check_root(root, criu.init, holder, attempt) if detach else ())
+            add(_check_root(root, outer, criu.init, holder, attempt) if detach else ())
         # The tree runs: nothing that fails from here on may end it.
         _note_restored(attempt)
         result = replace(result, restore_ms=(ran.ended - criu.run.started) * 1000)
-        add(commit_terminal(holder, attempt, tree, result.pid or root, child) if holder is not None else ())
+        add(commit_terminal(holder, attempt, tree, outer) if holder is not None else ())
         if detach:
             ignore_interrupts()
             return result
-        forward_signals(criu.init or root, on_our_terminal=is_ours and tree.root.sid != root)
+        to = outer if holder is not None else criu.init or root
+        forward_signals(to, on_our_terminal=is_ours and tree.root.sid != root)
         return replace(result, job=start_job(tree, child, criu.init, terminal, modes))
 
 
@@ -374,11 +376,10 @@ def _note_restored(attempt: RestoreAttempt) -> None:
 
 
 def _check_root(
-    root: int, init: int | None, holder: TerminalHolder | None, attempt: RestoreAttempt
+    root: int, outer: int, init: int | None, holder: TerminalHolder | None, attempt: RestoreAttempt
 ) -> Iterator[Finding]:
     """Yield a warning if the root has ended well already. Raises RestoreFailed if it failed."""
-    is_of_holder = holder is not None and init is None
-    ending = holder.find_ending(root) if holder and is_of_holder else orphans.find_ending(init or root)
+    ending = holder.find_ending(root, outer) if holder is not None else orphans.find_ending(init or root)
     if ending is None:
         return
     if ending.code == 0:

@@ -90,11 +90,12 @@ def judge_terminals(planned: PlannedRestore, host: HostState) -> Iterator[Findin
             yield cause("terminal").finding()
         elif planned.terminal_owner is not None and others:
             yield cause("terminal-of-another").finding(user=min(others), owner=planned.terminal_owner)
-        # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace.
-        if planned.has_terminal and planned.new_pid_namespace and root.pgid != root.pid:
+        # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace that it entered.
+        is_entered = planned.new_pid_namespace and planned.tty == "ours"
+        if planned.has_terminal and is_entered and root.pgid != root.pid:
             yield cause("terminal-group-outside").finding()
-        # It gets a session from outside its new PID namespace: CRIU cannot dump it there.
-        if planned.new_pid_namespace and root.sid != root.pid:
+        # It joins the session of our shell, from outside its new PID namespace: CRIU cannot dump it there.
+        if is_entered and root.sid != root.pid:
             yield cause("session-left-outside").finding()
     if not planned.may_have_consoles:
         yield from _find_other_users_consoles(planned.tree, host)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from entering import state, wait_for
 
-from crckpt.helper.terminal.protocol import ATTACH, LONGEST, RESIZE
+from crckpt.helper.terminal.protocol import ATTACH, DESCRIBE, LONGEST, RESIZE
 
 WITHIN_S = 60
 ATTACHED = """
@@ -56,6 +56,7 @@ def test_signal_ends_attach(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(WITHIN_S)
+            assert connection.recv(LONGEST) == DESCRIBE + str(process.pid).encode()
             assert connection.recv(LONGEST).startswith(ATTACH)
             wait_for(lambda: state(process.pid) == "S", "it to wait")
             process.send_signal(signal.SIGWINCH)

@@ -33,18 +33,20 @@ def asking() -> ImageTree:
 
 
 @pytest.mark.parametrize(
-    ("request_", "is_sibling"),
+    ("request_", "has_new_terminal", "is_sibling"),
     [
-        (RestoreRequest("job"), True),
-        (RestoreRequest("job", detach=True), False),
-        (RestoreRequest("job", new_pid_namespace=True), False),
+        (RestoreRequest("job"), False, True),
+        (RestoreRequest("job", detach=True), False, False),
+        (RestoreRequest("job", detach=True), True, True),
+        (RestoreRequest("job", new_pid_namespace=True), False, False),
+        (RestoreRequest("job", new_pid_namespace=True), True, True),
     ],
-    ids=["foreground", "detached", "new namespace"],
+    ids=["foreground", "detached", "new terminal", "new namespace", "new terminal in a new namespace"],
 )
 def test_parent_of_the_root_depends_on_the_request(
-    attempt: RestoreAttempt, asking: ImageTree, request_: RestoreRequest, is_sibling: bool
+    attempt: RestoreAttempt, asking: ImageTree, request_: RestoreRequest, has_new_terminal: bool, is_sibling: bool
 ) -> None:
-    attempt = replace(attempt, request=request_)
+    attempt = replace(attempt, request=request_, has_new_terminal=has_new_terminal)
     assert attempt.is_sibling == is_sibling
     assert ("--restore-sibling" in attempt.command(PATHS, (), stream=True)) == is_sibling
     # CRIU ends at once: a root that is its child would get the signal.

@@ -111,19 +111,21 @@ def test_leader_of_an_outside_terminal_is_found(planned: PlannedRestore, session
     assert found == (None if fd is None else TerminalLeader(100, fd, 105))
 
 
-@pytest.mark.parametrize(("tty", "keys"), [("new", ["terminal-group-outside"]), ("null", []), ("file", [])])
+@pytest.mark.parametrize(
+    ("tty", "keys"), [("ours", ["terminal-group-outside"]), ("new", []), ("null", []), ("file", [])]
+)
 def test_replacement_terminal_removes_the_need(
     planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:
-    """This also holds in a new PID namespace, where CRIU needs the group of the restoring process."""
+    """This also holds in a new PID namespace, where CRIU would need the group of the restoring process."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, pgid=1),))
     wanted = replace(planned, tree=tree, has_terminal=True, tty=tty, new_pid_namespace=True)
     assert [finding.key for finding in judge_restore(wanted, host).blockers] == keys
-    assert judge_restore(wanted, host).needs_terminal == (tty == "new")
+    assert judge_restore(wanted, host).needs_terminal == (tty in ("ours", "new"))
 
 
-@pytest.mark.parametrize(("tty", "keys"), [("new", ["session-left-outside"]), ("null", [])])
+@pytest.mark.parametrize(("tty", "keys"), [("ours", ["session-left-outside"]), ("new", []), ("null", [])])
 def test_session_from_outside_a_new_namespace_is_reported(
     planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:

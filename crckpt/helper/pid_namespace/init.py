@@ -1,16 +1,14 @@
-"""PID 1 of a new pid namespace: it reaps orphans, forwards signals to the restored root, and ends with its status.
+"""PID 1 of a new PID namespace: it reaps orphans, forwards signals to the restored root, and ends with its status.
 
-Run as `python -m crckpt.host.namespaces.init ROOT READY OWNER [PLAN]`: ROOT is the PID that the restored root will have
-in the namespace, READY the path of a pipe to which it writes a byte once it handles signals, OWNER a file that crckpt
-keeps locked until the tree is restored. It ends when the root ends, or if crckpt dies before the root exists. Then the
-kernel ends the other processes of the namespace.
+Run as `python -m crckpt.helper.pid_namespace.init CHANNEL ROOT [rehearsal]`: ROOT is the PID that the restored root
+will have in the namespace. It answers on the channel once it handles signals. It ends when the root ends, or if crckpt
+closes the channel, or dies, before the root exists. Then the kernel ends the other processes of the namespace.
 
-With a PLAN (see `isolation`) it runs in further namespaces, and ends only when OWNER is unlocked.
+For a rehearsal it gets a `SeclusionPlan`, carries it out, and ends only when crckpt closes the channel, or dies.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
@@ -19,9 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from msgspec import Struct
+
+from crckpt.helper.channel import HelperEnded, open_control
+from crckpt.helper.kinds import INIT
+from crckpt.host.namespaces.visitors import has_visitors
 from crckpt.host.process.signals import FORWARDED, handle_signal, send_signal_if, woken_by_signals
 
 _LOOK_S = 0.05
+
+
+class InitAnswer(Struct, frozen=True):
+    """It is ready. `unwritable` are the mount points that could get no overlay in a rehearsal."""
+
+    unwritable: tuple[str, ...] = ()
 
 
 class _Root:
@@ -61,71 +70,51 @@ class _Root:
         return self.status if self.status >= 0 else 128 - self.status
 
 
-def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
-    """Serve until the root has ended, or with a plan until crckpt unlocks OWNER.
+def main(number: str, pid: int, *, is_rehearsal: bool) -> int:
+    """Serve until the root has ended, or in a rehearsal until crckpt closes the channel.
 
     Return the root's exit status, or 128 plus its signal.
     """
-    # Handle signals before writing to READY: crckpt forwards signals after that, and none must get lost.
+    # Handle signals before the answer: crckpt forwards signals after that, and none must get lost.
     root = _Root(pid)
     # The kernel drops signals to a PID 1 that does not handle them.
     signal.signal(signal.SIGCHLD, root.reap)
-    for number in FORWARDED:
-        handle_signal(number, root.pass_on)
-    lock = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
-    if plan:
+    for forwarded in FORWARDED:
+        handle_signal(forwarded, root.pass_on)
+    control = open_control(INIT, number)
+    unwritable: tuple[str, ...] = ()
+    if is_rehearsal:
         # Only rehearsals need it.
-        from crckpt.host.namespaces.isolation import seclude
+        from crckpt.host.namespaces.isolation import SeclusionPlan, seclude
 
-        seclude(Path(plan))
-    # For reading, too, so that it does not wait for a reader.
-    descriptor = os.open(ready, os.O_RDWR)
-    os.write(descriptor, b".")
-    os.close(descriptor)
-    if plan:
-        # Returns when crckpt unlocks the file, or dies.
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        unwritable = seclude(control.receive(SeclusionPlan))
+    with suppress(HelperEnded):
+        control.send(InitAnswer(unwritable))
+    if is_rehearsal:
+        with woken_by_signals() as wakeups:
+            while not control.has_ended():
+                wakeups.wait(control.fileno())
         return root.exit_status()
     while True:
-        # The lock first: if we looked at it last, the root could come, and the lock be freed, between the two.
-        is_awaited = _is_awaited(lock)
+        # The channel first: if we looked at it last, the root could come, and crckpt go, between the two.
+        has_ended = control.has_ended()
         if root.is_there():
             break
         # crckpt has died: no root will come.
-        if not is_awaited:
+        if has_ended:
             return 1
-        select.select([], [], [], _LOOK_S)
-    os.close(lock)
+        select.select([control], [], [], _LOOK_S)
+    control.close()
     root.wait()
     # CRIU may be ending the tree in here: if we ended now, the kernel would end CRIU, too.
-    while _has_visitors():
+    while has_visitors():
         select.select([], [], [], _LOOK_S)
     # Only now: a root that ended before CRIU, its parent, becomes our child when CRIU ends.
     return root.exit_status()
 
 
-def _is_awaited(lock: int) -> bool:
-    """Return whether crckpt still holds its lock; the kernel frees it when crckpt dies."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _has_visitors() -> bool:
-    """Return whether a process with a parent outside the namespace runs in it (nsenter): its parent is shown as 0."""
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and path.name != "1":
-            with suppress(OSError):
-                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] != "Z" and fields[1] == "0":
-                    return True
-    return False
-
-
 if __name__ == "__main__":
     try:
-        sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+        sys.exit(main(sys.argv[1], int(sys.argv[2]), is_rehearsal="rehearsal" in sys.argv[3:]))
     except OSError as error:
         sys.exit(str(error))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
+from crckpt.helper.pid_namespace.rehearsal import Throwaway, throwaway
 from crckpt.host import proc
 from crckpt.host.namespaces.isolation import SeclusionPlan
-from crckpt.host.namespaces.rehearsal import Throwaway, throwaway
 from crckpt.host.process import run
 from crckpt.host.process.pidfd import watched_exits
 
@@ -49,7 +49,7 @@ def test_writes_are_visible_only_inside(tmp_path: Path) -> None:
         assert within(new, "sh", "-c", script).output == "new\n"
         assert within(new, "cat", f"{tmp_path}/new").output == "new\n"
         assert not within(new, "ls", f"{tmp_path}/gone").ok
-        assert new.secluded.unwritable == ()
+        assert new.unwritable == ()
     assert (tmp_path / "old").read_text() == "as it was"
     after = (tmp_path / "old").stat()
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from held_calls import held_before_call
 from own_process import descriptors
 
 from crckpt.errors import HostCannot
+from crckpt.helper.pid_namespace.client import PidNamespace, pid_namespace
 from crckpt.host import proc
-from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
 
 ROOT = 3
@@ -30,14 +28,6 @@ def namespaces_can_be_made() -> None:
     done = run.run(["unshare", "--pid", "--fork", "--mount-proc", "true"])
     if not done.ok:
         pytest.skip(f"no pid namespace can be made here: {done.output.strip()}")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file locked as crckpt does until the tree is restored."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def left_behind(init: int, script: str, parent: str = "exit 0") -> None:
@@ -60,30 +50,30 @@ def status_of(parent: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
 
 
-def test_status_of_the_root_is_returned(tmp_path: Path) -> None:
-    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+def test_status_of_the_root_is_returned() -> None:
+    with pid_namespace(ROOT) as new:
         left_behind(new.init, "echo there; exec >/dev/null; sleep 0.1; exit 9")
     assert status_of(new.parent) == 9
 
 
 @pytest.mark.parametrize("script", ["sleep 0.2; exit 9", "exit 9"])
-def test_root_that_appears_while_the_init_checks_the_lock(tmp_path: Path, script: str) -> None:
+def test_root_that_appears_while_the_init_checks_the_lock(script: str) -> None:
     with ExitStack() as stack:
-        with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
-            stack.enter_context(held_before_call(new.init, "flock"))
+        with pid_namespace(ROOT) as new:
+            stack.enter_context(held_before_call(new.init, "recvfrom"))
             left_behind(new.init, f"echo there; exec >/dev/null; {script}")
         stack.close()
         assert status_of(new.parent) == 9
 
 
-def test_root_that_ends_before_its_parent(tmp_path: Path) -> None:
-    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+def test_root_that_ends_before_its_parent() -> None:
+    with pid_namespace(ROOT) as new:
         left_behind(new.init, "echo there; exit 9", parent="exec sleep 0.3")
     assert status_of(new.parent) == 9
 
 
-def test_root_killed_by_a_signal(tmp_path: Path) -> None:
-    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+def test_root_killed_by_a_signal() -> None:
+    with pid_namespace(ROOT) as new:
         left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
         assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)
         (root,) = (pid for pid in proc.children(new.init) if number_inside(pid) == ROOT)
@@ -92,15 +82,15 @@ def test_root_killed_by_a_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["TERM", "HUP", "USR1"])
-def test_signals_to_the_init_reach_the_root(tmp_path: Path, name: str) -> None:
-    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+def test_signals_to_the_init_reach_the_root(name: str) -> None:
+    with pid_namespace(ROOT) as new:
         left_behind(new.init, f"trap 'exit 6' {name}; echo there; exec >/dev/null; while :; do sleep 0.05; done")
     os.kill(new.init, signal.Signals[f"SIG{name}"])
     assert status_of(new.parent) == 6
 
 
-def test_other_orphans_are_reaped(tmp_path: Path) -> None:
-    with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+def test_other_orphans_are_reaped() -> None:
+    with pid_namespace(ROOT) as new:
         left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
         left_behind(new.init, "echo there; exec >/dev/null; sleep 0.02")
         others = [pid for pid in proc.children(new.init) if number_inside(pid) != ROOT]
@@ -111,11 +101,11 @@ def test_other_orphans_are_reaped(tmp_path: Path) -> None:
     assert status_of(new.parent) == -signal.SIGKILL
 
 
-def test_failure_ends_the_namespace(tmp_path: Path) -> None:
-    made: list[namespace.PidNamespace] = []
+def test_failure_ends_the_namespace() -> None:
+    made: list[PidNamespace] = []
 
     def fail_inside() -> None:
-        with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
+        with pid_namespace(ROOT) as new:
             made.append(new)
             left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
             raise KeyboardInterrupt
@@ -125,27 +115,26 @@ def test_failure_ends_the_namespace(tmp_path: Path) -> None:
     assert proc.wait_until_gone([made[0].init, made[0].parent], 20) == ()
 
 
-def test_namespace_ends_when_the_owner_dies_early(tmp_path: Path) -> None:
-    with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
+def test_namespace_ends_when_the_owner_dies_early() -> None:
+    with pid_namespace(99) as new:
         pass
     assert status_of(new.parent) == 1
     assert proc.wait_until_gone([new.init], 20) == ()
 
 
-def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
+def test_no_descriptor_is_leaked() -> None:
     before = descriptors()
-    with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
+    with pid_namespace(99) as new:
         pass
     status_of(new.parent)
     assert descriptors() == before
 
 
-def test_failure_to_create_a_namespace_is_reported(tmp_path: Path, commands: Path) -> None:
-    refusing = commands / "unshare"
+def test_failure_to_create_a_namespace_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = tmp_path / "unshare"
     refusing.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o700)
-    with (
-        pytest.raises(HostCannot, match="Operation not permitted"),
-        namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner"),
-    ):
+    # crckpt does not pass its own environment on: a PATH of ours would change nothing.
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+    with pytest.raises(HostCannot, match="Operation not permitted"), pid_namespace(ROOT):
         pytest.fail("there is no namespace")
