@@ -136,9 +136,9 @@ def test_damage_is_found_and_repaired_from_another_store(in_directory: bool, tmp
     with pytest.raises(IntegrityError):
         restore_files(repository, first, tmp_path)
     assert {damage.kind for damage in verify(repository).damages} == {"manifest", "pack"}
-    done = repair(repository, source=source)
-    assert done.now.damages == ()
-    assert {damage.kind for damage in done.repaired} == {"manifest", "pack"}
+    result = repair(repository, source=source)
+    assert result.now.damages == ()
+    assert {damage.kind for damage in result.repaired} == {"manifest", "pack"}
     assert all(backend.files[name] == whole[name] for name in damaged)
     assert list(backend.scratch.iterdir()) == []
 

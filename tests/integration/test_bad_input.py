@@ -281,9 +281,9 @@ def test_commands_without_root(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         for words in (("dump", str(tree.pid)), ("restore", "job")):
             for option in ((), ("--json",)):
-                done = _run(crckpt.environment, *nobody, *words, *option)
-                assert done.returncode == HOST, done.stderr
-                failure = _one_failure(done, as_json=bool(option))
+                result = _run(crckpt.environment, *nobody, *words, *option)
+                assert result.returncode == HOST, result.stderr
+                failure = _one_failure(result, as_json=bool(option))
                 assert "root is needed" in failure["message"]
                 assert "sudo" in failure["hint"]
         assert_runs_on(tree, frozenset())
@@ -303,9 +303,9 @@ def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
     environment = crckpt.environment | {"CRCKPT_CRIU": "/nonexistent/criu"}
     with started(COUNTER) as tree:
         command = (str(PROGRAM), "dump", str(tree.pid), "--criu", "/bin/false", "--json")
-        done = _run(environment, *hidden, "/usr/bin/env", "PATH=/nonexistent", *command)
-        assert done.returncode == HOST, done.stderr
-        failure = _one_failure(done, as_json=True)
+        result = _run(environment, *hidden, "/usr/bin/env", "PATH=/nonexistent", *command)
+        assert result.returncode == HOST, result.stderr
+        failure = _one_failure(result, as_json=True)
         assert "no CRIU works on this host" in failure["message"]
         assert "install-criu" in failure["hint"]
         assert any("/bin/false (--criu): it is not CRIU: " in cause for cause in failure["causes"])
@@ -354,9 +354,9 @@ def _refused(crckpt: Crckpt, status: int, *words: str, names: tuple[str, ...], b
     """Run it for JSON, and as text too if `both`; what the document says of the failure."""
     document: Mapping[str, Any] = {}
     for as_json in (True, False) if both else (True,):
-        done = _run(crckpt.environment, str(PROGRAM), *_with_json(words, as_json))
-        assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
-        found = _one_failure(done, as_json=as_json)
+        result = _run(crckpt.environment, str(PROGRAM), *_with_json(words, as_json))
+        assert result.returncode == status, f"{words}: {result.returncode}\n{result.stdout}{result.stderr}"
+        found = _one_failure(result, as_json=as_json)
         for name in names:
             assert any(name in text for text in (found["message"], *found["causes"])), found
         document = document or found

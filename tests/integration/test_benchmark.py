@@ -29,9 +29,9 @@ def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_code_tells_whether_all_bounds_hold(tmp_path: Path) -> None:
-    done = bench(tmp_path, "startup", "--runs", "1", "--json")
-    document = json.loads(done.stdout)
-    assert done.returncode == (0 if document["all_met"] else 1), done.stderr
+    result = bench(tmp_path, "startup", "--runs", "1", "--json")
+    document = json.loads(result.stdout)
+    assert result.returncode == (0 if document["all_met"] else 1), result.stderr
     assert document["all_met"] == all(row["met"] for row in document["rows"])
     assert {row["group"] for row in document["rows"]} == {"startup"}
     assert str(tmp_path) in document["machine"]["disk"]
@@ -40,9 +40,9 @@ def test_exit_code_tells_whether_all_bounds_hold(tmp_path: Path) -> None:
 
 def test_downtime_of_a_bare_move_exceeds_its_steps(tmp_path: Path) -> None:
     """The client waits for the dump, the copy and the restore. Whether the bounds hold depends on the machine."""
-    done = bench(tmp_path, "migration", "--sizes", "4", "--runs", "1", "--json")
-    assert done.returncode in (0, 1), done.stderr
-    rows = [(*row["what"].rpartition(": "), row["ours_median"]) for row in json.loads(done.stdout)["rows"]]
+    result = bench(tmp_path, "migration", "--sizes", "4", "--runs", "1", "--json")
+    assert result.returncode in (0, 1), result.stderr
+    rows = [(*row["what"].rpartition(": "), row["ours_median"]) for row in json.loads(result.stdout)["rows"]]
     bare = {step: median for way, _, step, median in rows if way.endswith("criu and tar | ssh")}
     assert bare.pop("downtime") >= bare["copy"]
     assert set(bare) == {"dump", "copy", "restore", "bare_restore", "round_trip"}
@@ -51,14 +51,14 @@ def test_downtime_of_a_bare_move_exceeds_its_steps(tmp_path: Path) -> None:
 
 
 def test_failed_command_is_reported_without_a_verdict(tmp_path: Path) -> None:
-    done = bench(tmp_path, "startup", "--runs", "1", "--command", "/bin/false")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "/bin/false dump" in done.stderr
+    result = bench(tmp_path, "startup", "--runs", "1", "--command", "/bin/false")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "/bin/false dump" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("words", [("stratup",), ("--targets", "redsi"), ("--sizes", "big")])
 def test_unknown_arguments_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = bench(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words[-1] in done.stderr
+    result = bench(tmp_path, *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words[-1] in result.stderr

@@ -89,7 +89,7 @@ def gdb(executable: Path, core: Path, *commands: str) -> str:
     """What gdb says to these commands."""
     words = [needed("gdb"), "-nx", "-batch"]
     words += [word for command in commands for word in ("-ex", command)]
-    done = subprocess.run(
+    result = subprocess.run(
         [*words, str(executable), str(core)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -97,7 +97,7 @@ def gdb(executable: Path, core: Path, *commands: str) -> str:
         timeout=60,
         check=True,
     )
-    return done.stdout
+    return result.stdout
 
 
 def test_gdb_finds_threads_and_values(waited: Waited, tmp_path: Path) -> None:

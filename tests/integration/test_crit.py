@@ -97,8 +97,8 @@ def test_every_image_reads_as_crit_reads_it(images: Path, crit: Path) -> None:
 
 def decoded(crit: Path, image: Path) -> list[Record]:
     """The records of an image, as crit has them."""
-    done = subprocess.run([crit, "decode", "-i", image], capture_output=True, check=True)
-    entries: list[Record] = json.loads(done.stdout)["entries"]
+    result = subprocess.run([crit, "decode", "-i", image], capture_output=True, check=True)
+    entries: list[Record] = json.loads(result.stdout)["entries"]
     return entries
 
 

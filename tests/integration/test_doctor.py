@@ -109,9 +109,9 @@ def test_no_fix_is_offered_for_checks_without_effect(opened: Crckpt) -> None:
 
 def test_unsuitable_host_reports_all_checks_and_exits_20(crckpt: Crckpt) -> None:
     words = (*WITHOUT_CRIU, str(PROGRAM), "doctor", "--criu", "/bin/false", "--json")
-    done = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=False)
-    assert done.returncode == HOST, done.stderr
-    output = json.loads(done.stdout)
+    result = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=False)
+    assert result.returncode == HOST, result.stderr
+    output = json.loads(result.stdout)
     assert output["result"]["able"] is False
     assert facts(output).keys() == KEYS
     criu = facts(output)["criu"]
@@ -122,9 +122,9 @@ def test_unsuitable_host_reports_all_checks_and_exits_20(crckpt: Crckpt) -> None
 def test_all_checks_are_reported_without_root(crckpt: Crckpt, tmp_path: Path) -> None:
     nobody = (*AS_NOBODY, str(PROGRAM), "doctor", "--json")
     environment = crckpt.environment | {"HOME": str(tmp_path)}
-    done = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == HOST, done.stderr
-    document = facts(json.loads(done.stdout))
+    result = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == HOST, result.stderr
+    document = facts(json.loads(result.stdout))
     assert document.keys() == KEYS
     assert document["criu"]["fix"] == "sudo crckpt doctor"
     assert "checkpoint_restore" in document["rootless"]["fix"]
@@ -153,7 +153,7 @@ def test_fix_asks_at_the_terminal(opened: Crckpt, answer: bytes, mode: int) -> N
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer)
-        done = subprocess.run(
+        result = subprocess.run(
             [str(PROGRAM), "doctor", "--fix"],
             stdin=theirs,
             capture_output=True,
@@ -164,8 +164,8 @@ def test_fix_asks_at_the_terminal(opened: Crckpt, answer: bytes, mode: int) -> N
     finally:
         os.close(ours)
         os.close(theirs)
-    assert done.returncode == 0, done.stderr
-    assert "run this? [y/N]" in done.stderr
+    assert result.returncode == 0, result.stderr
+    assert "run this? [y/N]" in result.stderr
     assert stat.S_IMODE(opened.store.stat().st_mode) == mode
 
 

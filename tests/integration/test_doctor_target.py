@@ -67,9 +67,13 @@ def test_missing_capability_is_reported(crckpt: Crckpt) -> None:
     less = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", str(PROGRAM))
     with started(BY_NAME["nobody"]) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "job")):
-            done = subprocess.run((*less, *words), capture_output=True, text=True, env=crckpt.environment, check=False)
-            assert (done.returncode, "has no permission to read the tree" in done.stderr) == (20, True), done.stderr
-            assert "CAP_SYS_PTRACE" in done.stderr
+            result = subprocess.run(
+                (*less, *words), capture_output=True, text=True, env=crckpt.environment, check=False
+            )
+            assert (result.returncode, "has no permission to read the tree" in result.stderr) == (20, True), (
+                result.stderr
+            )
+            assert "CAP_SYS_PTRACE" in result.stderr
 
 
 def test_tree_is_described(crckpt: Crckpt) -> None:

@@ -69,6 +69,6 @@ def test_ended_tracker_is_the_reason_for_another_job(crckpt: Crckpt, target: Tar
 
 def test_untracked_tree_gives_no_reason(crckpt: Crckpt, target: Target) -> None:
     for _ in range(2):
-        done = crckpt.run("dump", str(target.pid), JOB, "--json")
-        assert done.document["result"]["tracked"] is None
+        result = crckpt.run("dump", str(target.pid), JOB, "--json")
+        assert result.document["result"]["tracked"] is None
     assert "full dump" not in crckpt.run("dump", str(target.pid), JOB, "--no-incremental").out

@@ -375,15 +375,15 @@ def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
             wait_for(lambda: len(psutil.Process(process.pid).children()) == 60, 60, "all to be there")
             tracked = []
             for _ in range(2):
-                done = subprocess.run(
+                result = subprocess.run(
                     [*limited, *words, str(process.pid), "job"],
                     env=crckpt.environment,
                     capture_output=True,
                     text=True,
                     check=False,
                 )
-                assert done.returncode == 0, done.stdout + done.stderr
-                tracked.append(json.loads(done.stdout)["result"]["tracked"])
+                assert result.returncode == 0, result.stdout + result.stderr
+                tracked.append(json.loads(result.stdout)["result"]["tracked"])
             assert tracked[0]["why_full"] == FIRST
             assert (tracked[1]["base"] is not None, tracked[1]["whole"]) == (True, [])
         finally:
@@ -539,7 +539,7 @@ def test_damaged_base_makes_the_dump_full(crckpt: Crckpt, target: Target, what: 
 
 
 def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
-    assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
+    assert not [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid]
     crckpt.run("ps", "--end", str(target.pid), status=2)
     before = datetime.now(UTC)
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -559,7 +559,7 @@ def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     assert socket.stat().st_mode & 0o777 == 0o600
     assert socket.parent.stat().st_mode & 0o777 == 0o700
     crckpt.run("ps", "--end", str(target.pid))
-    assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
+    assert not [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid]
     assert not socket.exists()
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
     assert result["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{AGAIN}"

@@ -23,9 +23,9 @@ AS_OTHER = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups
 def run(*words: str | Path, status: int, before: tuple[str, ...] = (), script: str = "install") -> str:
     """Run the script; return what it says."""
     argv = [*before, str(PROJECT / "scripts" / script), *map(str, words)]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout + result.stderr
 
 
 def python_that(folder: Path, body: str) -> Path:

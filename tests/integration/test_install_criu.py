@@ -126,9 +126,9 @@ def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) 
     """CRCKPT_CRIU_PRELOAD goes to the loader: a missing library is its complaint, and criu still runs."""
     env = os.environ | {"CRCKPT_CRIU_PRELOAD": "/nonexistent/tracker.so"}
     argv = [str(installed.prefix / "criu"), "--version"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Version: ")
-    assert done.stderr.count("/nonexistent/tracker.so") == 1
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("Version: ")
+    assert result.stderr.count("/nonexistent/tracker.so") == 1
 
 
 def test_working_criu_on_path_is_chosen(installed: Installed, tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
 def test_missing_capability_is_reported() -> None:
     """The message suggests a command to an ordinary user, and nothing is tried."""
     argv = [*AS_NOBODY, "/usr/bin/python3", str(SCRIPT), "--try", "path"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (20, "")
-    assert done.stderr == "Checkpoints need root or CAP_CHECKPOINT_RESTORE.\n  next: sudo scripts/install-criu\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (20, "")
+    assert result.stderr == "Checkpoints need root or CAP_CHECKPOINT_RESTORE.\n  next: sudo scripts/install-criu\n"
 
 
 def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
@@ -304,13 +304,13 @@ def test_command_does_the_same_as_the_script(installed: Installed, tmp_path: Pat
     """`crckpt install-criu` names the CRIU, those that it rejected and why; with --json as a document."""
     argv = [str(PROGRAM), "install-criu", "--prefix", str(installed.prefix), "--try", "path,prefix"]
     env = criu_that(tmp_path / "bin", "exit 1")
-    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith(f" works: {installed.prefix}/criu\n")
-    first, second = done.stderr.splitlines()
+    completed = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=True)
+    assert completed.stdout.endswith(f" works: {installed.prefix}/criu\n")
+    first, second = completed.stderr.splitlines()
     assert first.startswith(f"path (criu on PATH): {tmp_path}/bin/criu")
     assert second.startswith("prefix (installed by crckpt): works: CRIU")
-    done = subprocess.run([*argv, "--json"], env=os.environ | env, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout)["result"]
+    completed = subprocess.run([*argv, "--json"], env=os.environ | env, capture_output=True, text=True, check=True)
+    result = json.loads(completed.stdout)["result"]
     assert (result["path"], result["candidate"]) == (f"{installed.prefix}/criu", "prefix")
     assert [rejected["candidate"] for rejected in result["rejected"]] == ["path"]
 
@@ -319,11 +319,11 @@ def test_missing_mirror_is_reported_with_a_hint(tmp_path: Path) -> None:
     """No suite can be downloaded: the hint is not to try the same again."""
     argv = [str(PROGRAM), "install-criu", "--prefix", str(tmp_path / "p/criu"), "--mirror", f"file:{tmp_path}/none"]
     env = os.environ | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 20
+    result = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 20
     assert (
         "hint: give this machine a Debian mirror that works, or name one: crckpt install-criu --mirror URL"
-        in done.stderr
+        in result.stderr
     )
     assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
 
@@ -332,12 +332,12 @@ def test_doctor_fix_installs_criu(crckpt: Crckpt) -> None:
     """Without a CRIU, doctor prints what it would do. With `--yes` it installs CRIU, and this host can checkpoint."""
     hide = 'mount -t tmpfs none /usr/local/lib/crckpt; mount -t tmpfs none /var/cache; "$@"; "$@" --yes'
     words = ["unshare", "--mount", "--propagation=private", "sh", "-c", hide, "sh", str(PROGRAM), "doctor", "--fix"]
-    done = subprocess.run(words, env=crckpt.environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(words, env=crckpt.environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     would = (
         "would run: crckpt install-criu (downloads Debian's CRIU into /usr/local/lib/crckpt/criu; changes no package)"
     )
-    assert done.stderr.count(f"{would}\n") == 1
-    assert "nothing was changed, because there is no terminal to ask on: add --yes\n" in done.stderr
-    assert "sid (Debian's package): works: CRIU" in done.stderr
-    assert "\ndone: crckpt install-criu\n" in done.stderr
+    assert result.stderr.count(f"{would}\n") == 1
+    assert "nothing was changed, because there is no terminal to ask on: add --yes\n" in result.stderr
+    assert "sid (Debian's package): works: CRIU" in result.stderr
+    assert "\ndone: crckpt install-criu\n" in result.stderr

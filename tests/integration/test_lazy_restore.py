@@ -81,9 +81,9 @@ def restored_lazily(
         process.wait()
         script = [sys.executable, str(SUPPORT / "lazy_restore.py")]
         restoring = (*script, str(crckpt.store), JOB, str(directory / "gate"), *options)
-        done = subprocess.run(restoring, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        result = subprocess.run(restoring, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout)
         # Others are threads.
         helpers = [each for tid in found["helper"] if (each := proc.read_process(tid)) is not None]
         # There is none if nothing was left to it.

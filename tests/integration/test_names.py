@@ -121,11 +121,11 @@ def test_dry_run_restore_and_move_agree(crckpt: Crckpt, tmp_path: Path) -> None:
         for name, (key, words, change) in KINDS.items():
             with change(place):
                 dry = crckpt.run("restore", JOB, "--dry-run", "--json", status=REFUSED).document["error"]
-                done = crckpt.run("restore", JOB, "--detach", "--json", status=REFUSED).document["error"]
-                assert dry == done, name
-                assert words in done["message"], name
+                result = crckpt.run("restore", JOB, "--detach", "--json", status=REFUSED).document["error"]
+                assert dry == result, name
+                assert words in result["message"], name
                 (found,) = answer_here(questions, tmp_path / "store").blockers
-                assert (found.key, found.what) == (key, done["message"]), name
+                assert (found.key, found.what) == (key, result["message"]), name
         # Of another type the same abstract name is another name.
         with _abstract(place, socket.SOCK_DGRAM):
             crckpt.run("restore", JOB, "--dry-run")

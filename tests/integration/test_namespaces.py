@@ -177,9 +177,9 @@ def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path,
     """A process may change its namespaces after crckpt has looked: the owner is asked for when they are entered."""
     with _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount")) as pid:
         command = dump_command(criu, pid, Paths(tmp_path, tmp_path), DumpOptions(), leave_running=True)
-        done = subprocess.run([*dump_words(criu, enter=pid), *command], capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        assert "cannot be entered: they belong to another user namespace" in done.stderr
+        result = subprocess.run([*dump_words(criu, enter=pid), *command], capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert "cannot be entered: they belong to another user namespace" in result.stderr
         assert not list(tmp_path.glob("pages-*.img"))
 
 

@@ -244,8 +244,8 @@ def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         connect = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect({str(path)!r})"
         as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", PYTHON, "-c", connect]
-        done = subprocess.run(as_nobody, capture_output=True, text=True, check=False)
-        assert "PermissionError" in done.stderr
+        result = subprocess.run(as_nobody, capture_output=True, text=True, check=False)
+        assert "PermissionError" in result.stderr
 
 
 @WHERE

@@ -249,7 +249,7 @@ def test_dry_run_names_the_base(crckpt: Crckpt, target: Target) -> None:
     assert "memory is copied in rounds first" in with_rounds
     assert f"\nwithout rounds it would be a full dump: {why}\n" in with_rounds
     assert "full dump" not in planned()
-    assert [one for one in trackers(crckpt) if one["root"] == target.pid] == []
+    assert [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid] == []
     copied(crckpt, target)
     assert "incremental: what was written since round 1\n" in planned()
     checkpoint = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -307,7 +307,9 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     crckpt.run("gc")
     assert left.exists(), "its owner lives"
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
-    wait_for(lambda: not [one for one in trackers(crckpt) if one["root"] == target.pid], 60, "the keeper to end")
+    wait_for(
+        lambda: not [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid], 60, "the keeper to end"
+    )
     crckpt.run("gc")
     assert list(staging.iterdir()) == []
     assert list((crckpt.store / "tmp").iterdir()) == []

@@ -91,10 +91,10 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
 
 def test_vagrantfile_is_valid_ruby() -> None:
     """Ruby parses it."""
-    done = subprocess.run(
+    result = subprocess.run(
         ["ruby", "-c", str(PROJECT / "vagrant/Vagrantfile")], capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr) == ("Syntax OK\n", "")
+    assert (result.stdout, result.stderr) == ("Syntax OK\n", "")
 
 
 def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:

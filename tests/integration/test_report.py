@@ -256,6 +256,6 @@ def _members(archive: Path) -> dict[str, bytes]:
 def _on_host(crckpt: Crckpt, *words: str) -> str:
     """What crckpt says on a host of the name HOST."""
     renamed = ("unshare", "--uts", "sh", "-c", f'hostname {HOST}; exec "$0" "$@"')
-    done = subprocess.run((*renamed, str(PROGRAM), *words), env=crckpt.environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = subprocess.run((*renamed, str(PROGRAM), *words), env=crckpt.environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout

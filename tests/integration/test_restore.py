@@ -184,7 +184,7 @@ def test_socket_as_output_is_refused(crckpt: Crckpt) -> None:
         with ours, theirs:
             argv = [str(PROGRAM), "restore", "job"]
             null = subprocess.DEVNULL
-            done = subprocess.run(
+            result = subprocess.run(
                 argv,
                 stdin=null,
                 stdout=theirs.fileno(),
@@ -193,9 +193,9 @@ def test_socket_as_output_is_refused(crckpt: Crckpt) -> None:
                 env=crckpt.environment,
                 check=False,
             )
-        assert done.returncode == REFUSED
-        assert "the tree writes to crckpt's output, which is a socket" in done.stderr
-        assert "| cat" in done.stderr
+        assert result.returncode == REFUSED
+        assert "the tree writes to crckpt's output, which is a socket" in result.stderr
+        assert "| cat" in result.stderr
         assert not Path(f"/proc/{pid}").exists()
 
 

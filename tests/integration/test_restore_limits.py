@@ -65,7 +65,7 @@ def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None
     with stopped(crckpt, BY_NAME["threads"]) as tree:
         before = tree.counters()
         without = ("setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}")
-        done = subprocess.run(
+        result = subprocess.run(
             [*without, str(PROGRAM), "restore", JOB, "--detach"],
             env=crckpt.environment,
             capture_output=True,
@@ -73,13 +73,13 @@ def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None
             timeout=WITHIN_S,
             check=False,
         )
-        if done.returncode == 0:  # not all programs need CAP_SYS_RESOURCE
+        if result.returncode == 0:  # not all programs need CAP_SYS_RESOURCE
             assert capability == "sys_resource"
             tree.wait_growth(before)
             return
-        assert done.returncode == FAILED, done.stderr
-        assert re.search(f"crckpt runs without .*CAP_{capability.upper()}\\b", done.stderr), done.stderr
-        assert "nothing is left behind" in done.stderr
+        assert result.returncode == FAILED, result.stderr
+        assert re.search(f"crckpt runs without .*CAP_{capability.upper()}\\b", result.stderr), result.stderr
+        assert "nothing is left behind" in result.stderr
         nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)

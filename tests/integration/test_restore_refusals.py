@@ -161,9 +161,9 @@ def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None
         assert f"{written} was written after the checkpoint" in output
         assert "--written keep" in output
         assert str(read) not in output
-    done = crckpt.run("restore", JOB, "--detach", "--written", "keep", "--json")
+    result = crckpt.run("restore", JOB, "--detach", "--written", "keep", "--json")
     for path in (written, read):
-        assert any(f"{path} was written after the checkpoint" in note for note in done.document["result"]["warnings"])
+        assert any(f"{path} was written after the checkpoint" in note for note in result.document["result"]["warnings"])
     tree.wait_growth(before)
 
 

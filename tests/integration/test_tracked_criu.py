@@ -35,8 +35,8 @@ def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: i
     argv = [str(find_criu()), *words, *common]
     # Not our own LD_PRELOAD or TMPDIR; CRIU's children inherit what it was started with.
     environment = {"PATH": os.environ["PATH"], **more}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == status, f"{done.stderr}\n{(images / 'log').read_text()[-2000:]}"
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == status, f"{result.stderr}\n{(images / 'log').read_text()[-2000:]}"
 
 
 def dumped(

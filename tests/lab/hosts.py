@@ -117,11 +117,11 @@ class TwoHosts(ABC):
     def run(self, host: str, *words: str | Path, status: int | None = 0, stdin: str = "") -> Result:
         """Run a command on a host to its end, which must be `status`, if that is given."""
         command = self.command(host, tuple(map(str, words)))
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=WITHIN_S, check=False)
         if status is not None:
-            output = done.stdout + done.stderr
-            assert done.returncode == status, f"{host}: {words} ended with {done.returncode}:\n{output}"
-        return Result(done.returncode, done.stdout, done.stderr)
+            output = result.stdout + result.stderr
+            assert result.returncode == status, f"{host}: {words} ended with {result.returncode}:\n{output}"
+        return Result(result.returncode, result.stdout, result.stderr)
 
     def open(self, host: str, *words: str | Path) -> subprocess.Popen[str]:
         """Start a command on a host, with pipes to it; the caller waits for it.

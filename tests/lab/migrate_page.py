@@ -25,8 +25,8 @@ class SourceShell(StepRunner):
         """See StepRunner."""
         # As input: `pgrep -f` must not find the shell by its command line.
         script = f"cd /srv; {{ {command}\n}} </dev/null 2>&1"
-        done = self._lab.run("source", "timeout", str(WITHIN_S), "bash", "-s", status=None, stdin=script)
-        return done.status, done.out
+        result = self._lab.run("source", "timeout", str(WITHIN_S), "bash", "-s", status=None, stdin=script)
+        return result.status, result.out
 
 
 def run_page(lab: TwoHosts, page: str) -> tuple[list[str], str]:

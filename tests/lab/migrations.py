@@ -123,8 +123,8 @@ def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
     if not running:
         for _ in range(2):
             host, move = _find_way_out(lab)
-            done = lab.run(host, "crckpt", "migrate", "--resume", move, status=None)
-            message += f"\n{host}: --resume ended with {done.status}\n{done.out}{done.err}"
+            result = lab.run(host, "crckpt", "migrate", "--resume", move, status=None)
+            message += f"\n{host}: --resume ended with {result.status}\n{result.out}{result.err}"
             wait_until_settled(lab)
             running = copies(lab)
             if running:

@@ -113,7 +113,7 @@ class Namespaces(TwoHosts):
 
     def _script(self, *words: str, stdin: int = subprocess.DEVNULL) -> None:
         environment = os.environ | {"CRCKPT_TWO_HOSTS": str(self.directory)}
-        done = subprocess.run(
+        result = subprocess.run(
             [SCRIPT, *words],
             stdin=stdin,
             capture_output=True,
@@ -122,9 +122,11 @@ class Namespaces(TwoHosts):
             check=False,
             env=environment,
         )
-        if done.returncode == _CANNOT:
-            raise CannotMakeLab(done.stderr.strip())
-        assert done.returncode == 0, f"{SCRIPT} {words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        if result.returncode == _CANNOT:
+            raise CannotMakeLab(result.stderr.strip())
+        assert result.returncode == 0, (
+            f"{SCRIPT} {words} ended with {result.returncode}:\n{result.stdout}{result.stderr}"
+        )
 
 
 def _reap_orphans() -> None:

@@ -137,8 +137,8 @@ def moving_unfilled(lab: TwoHosts) -> Iterator[LateMove]:
         _ask_at_first(lab)
         move = lab.open("source", *migrate_words(pid, "--local-lazy", "--remote-crckpt", _GATED))
         try:
-            done = end(move)
-            assert done.status == 0, done
+            result = end(move)
+            assert result.status == 0, result
             (moved,) = copies(lab)
             yield LateMove(lab, move, moved)
         finally:

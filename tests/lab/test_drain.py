@@ -82,19 +82,19 @@ def test_all_movable_programs_move_and_the_rest_is_explained(lab: Namespaces) ->
         assert "1 of 4 programs would stay here" in checked.out
         assert find_hosts(lab) == UNMOVED
 
-        done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--bandwidth", "1G", status=PARTLY_DONE)
+        result = lab.run("source", "crckpt", "migrate", "--all", "destination", "--bandwidth", "1G", status=PARTLY_DONE)
         assert find_hosts(lab) == MOVED
-        assert "3 of 4 programs moved to destination" in done.out
-        assert f"  port9001 (PID {pids['port9001']}): runs there as PID {pids['port9001']}" in done.out
-        stayed = done.out[done.out.index("1 of 4 programs stayed here") :]
+        assert "3 of 4 programs moved to destination" in result.out
+        assert f"  port9001 (PID {pids['port9001']}): runs there as PID {pids['port9001']}" in result.out
+        stayed = result.out[result.out.index("1 of 4 programs stayed here") :]
         assert f"stays (PID {pids['stays']})" in stayed
         assert STAYS in stayed
         # The largest was the first to begin.
-        begun = [line.partition(":")[0] for line in done.err.splitlines() if "moving PID" in line]
+        begun = [line.partition(":")[0] for line in result.err.splitlines() if "moving PID" in line]
         assert set(begun) == set(pids)
         servers = [job for job in begun if job != "stays"]
         assert servers == ["port9002", "port9003", "port9001"]
-        assert "port9002: round 1: copied" in done.err
+        assert "port9002: round 1: copied" in result.err
 
 
 def test_moved_programs_can_be_moved_back(lab: Namespaces) -> None:
@@ -112,8 +112,8 @@ def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -
     with four_programs(lab) as pids:
         lab.run("source", "crckpt", "dump", str(pids["port9003"]), "port9003", "--stop")
         lab.run("source", "crckpt", "restore", "port9003", "--detach")
-        done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--send-files")
-        assert "4 of 4 programs moved to destination" in done.out
+        result = lab.run("source", "crckpt", "migrate", "--all", "destination", "--send-files")
+        assert "4 of 4 programs moved to destination" in result.out
         assert find_hosts(lab) == {job: ["destination"] for job in MOVED}
         nothing = lab.run("source", "crckpt", "migrate", "--all", "destination")
         assert "no program of a job in this store is running here" in nothing.out
@@ -163,11 +163,11 @@ def test_unreachable_host_is_tried_once(lab: Namespaces) -> None:
     with four_programs(lab):
         lab.run("destination", "mv", "/usr/local/bin/crckpt", "/usr/local/bin/crckpt.away")
         try:
-            done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--json", status=FAILED_THERE)
+            result = lab.run("source", "crckpt", "migrate", "--all", "destination", "--json", status=FAILED_THERE)
         finally:
             lab.run("destination", "mv", "/usr/local/bin/crckpt.away", "/usr/local/bin/crckpt")
-        assert "crckpt cannot be run on destination" in json.loads(done.out)["error"]["message"]
-        assert "job" not in done.err
+        assert "crckpt cannot be run on destination" in json.loads(result.out)["error"]["message"]
+        assert "job" not in result.err
         assert find_hosts(lab) == UNMOVED
 
 

@@ -59,8 +59,8 @@ def test_log_moves_to_the_destination_and_back(lab: TwoHosts) -> None:
         refused = lab.run("source", *words, status=REFUSED).err
         assert f"{LOG} is missing" in refused
         assert "send it, and what the program adds to it: --send-files" in refused
-        done = lab.run("source", *words, "--send-files")
-        assert LOG not in done.out + done.err
+        result = lab.run("source", *words, "--send-files")
+        assert LOG not in result.out + result.err
         at_move = count_lines(lab, "source")
         wait_for(lambda: count_lines(lab, "destination") > at_move + 100, "it to write there")
 

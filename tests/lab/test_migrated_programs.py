@@ -56,8 +56,8 @@ def cleared(lab: Namespaces) -> Iterator[None]:
 
 def move(lab: Namespaces, pid: int, *options: str) -> dict[str, Any]:
     """Migrate; return the result."""
-    done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--json", *options)
-    result: dict[str, Any] = json.loads(done.out)["result"]
+    completed = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--json", *options)
+    result: dict[str, Any] = json.loads(completed.out)["result"]
     return result
 
 

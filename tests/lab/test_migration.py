@@ -25,8 +25,8 @@ def lab() -> Iterator[TwoHosts]:
 
 def migrate(lab: TwoHosts, pid: int, *options: str, there: str = "destination", here: str = "source") -> dict[str, Any]:
     """Migrate; return the result."""
-    done = lab.run(here, "crckpt", "migrate", str(pid), there, JOB, "--json", *options)
-    result: dict[str, Any] = json.loads(done.out)["result"]
+    completed = lab.run(here, "crckpt", "migrate", str(pid), there, JOB, "--json", *options)
+    result: dict[str, Any] = json.loads(completed.out)["result"]
     return result
 
 
@@ -214,8 +214,8 @@ def test_estimated_downtime_over_the_budget_aborts_the_move(lab: TwoHosts) -> No
 
 def test_check_changes_nothing(lab: TwoHosts) -> None:
     with served(lab) as pid:
-        done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")
-        assert re.search(rf"{JOB} can be moved to destination", done.out)
+        result = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")
+        assert re.search(rf"{JOB} can be moved to destination", result.out)
         (process,) = copies(lab)
         assert process.host == "source"
         assert all(find_moves(lab, host) == [] for host in ("source", "destination"))
@@ -260,12 +260,12 @@ def test_user_hooks_run_in_order(lab: TwoHosts) -> None:
 
 def test_failed_hook_aborts_the_move(lab: TwoHosts) -> None:
     with served(lab) as pid:
-        done = lab.run(
+        result = lab.run(
             *("source", "crckpt", "migrate", str(pid), "destination", JOB, "--address-hook", "exit 3"), status=None
         )
-        assert done.status == 20
-        assert "--address-hook failed at step prepare (exit status 3)" in done.err
-        assert re.search("runs on|keeps running here", done.err)
+        assert result.status == 20
+        assert "--address-hook failed at step prepare (exit status 3)" in result.err
+        assert re.search("runs on|keeps running here", result.err)
         (process,) = copies(lab)
         assert process.host == "source"
 

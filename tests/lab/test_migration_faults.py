@@ -116,10 +116,10 @@ def test_failed_restore_keeps_the_tree_at_the_source(lab: Namespaces) -> None:
         try:
             for one in stopped:
                 lab.send_signal(one, signal.SIGCONT)
-            done = end(process)
-            assert done.status == 24
-            assert f"PID {pid}" in done.err
-            assert judge(lab, str(done)) == "source"
+            result = end(process)
+            assert result.status == 24
+            assert f"PID {pid}" in result.err
+            assert judge(lab, str(result)) == "source"
         finally:
             lab.end("sleep", "destination")
 
@@ -140,11 +140,11 @@ def test_move_stopped_by_the_terminal_and_then_killed(lab: Namespaces, moment: s
             assert [found.host for found in copies(lab)] == ["destination"]
             lab.send_signal(stopped, signal.SIGTERM)
             lab.send_signal(stopped, signal.SIGCONT)
-            done = end(process)
-            assert done.status == 0, done
-            assert "runs on destination" in done.out
+            result = end(process)
+            assert result.status == 0, result
+            assert "runs on destination" in result.out
             assert lab.run("source", "cat", HOOK_LOG).out == "prepare\ncommit\n"
-            assert judge(lab, str(done)) == "destination"
+            assert judge(lab, str(result)) == "destination"
         finally:
             lab.run("source", "rm", "-f", HOOK_LOG)
 
@@ -158,8 +158,8 @@ def test_interruption_does_not_end_the_commit_hook(lab: Namespaces) -> None:
         for side in SIDES:
             arrange(lab, side)
         try:
-            done = lab.run("source", *migrate_words(pid, "--address-hook", hook))
-            assert "runs on destination" in done.out
+            result = lab.run("source", *migrate_words(pid, "--address-hook", hook))
+            assert "runs on destination" in result.out
             assert lab.run("source", "cat", HOOK_LOG).out == "prepare\ncommit\n"
         finally:
             lab.run("source", "rm", "-f", HOOK_LOG)

@@ -88,8 +88,10 @@ def test_program_stays_in_the_ssh_session_without_systemd(lab: Namespaces) -> No
     lab.run("destination", "sh", "-c", "cat >/root/in-session && chmod 755 /root/in-session", stdin=script)
     with served(lab) as pid:
         words = ("crckpt", "migrate", str(pid), "destination", JOB, "--remote-crckpt", "/root/in-session")
-        done = lab.run("source", *words)
-        assert "the control group of the ssh session, /session-9.scope, and systemd may end it" in done.err + done.out
+        result = lab.run("source", *words)
+        assert (
+            "the control group of the ssh session, /session-9.scope, and systemd may end it" in result.err + result.out
+        )
         assert [copy.host for copy in copies(lab)] == ["destination"]
 
 
@@ -132,9 +134,9 @@ def test_crckpt_killed_at_the_destination(lab: Namespaces, moment: str) -> None:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")
         (stopped,) = [each for each in wait_until_stopped(lab, "destination", process) if "receive" in each.command]
         lab.send_signal(stopped, signal.SIGKILL)
-        done = end(process)
-        assert done.status == _FAILED_THERE
-        assert "crckpt on destination was killed, perhaps because its memory ran out" in done.err
+        result = end(process)
+        assert result.status == _FAILED_THERE
+        assert "crckpt on destination was killed, perhaps because its memory ran out" in result.err
         wait_until_settled(lab)
         (copy,) = copies(lab)
         assert copy.host == "source"

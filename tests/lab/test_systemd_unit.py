@@ -20,10 +20,10 @@ CANNOT = 20
 @pytest.fixture(autouse=True, scope="module")
 def lab_works() -> None:
     """Skip with the lab's own words where it says that this machine cannot."""
-    done = run_lab("true")
-    if done.returncode == CANNOT:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run_lab("true")
+    if result.returncode == CANNOT:
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_units_are_dumped_and_restored() -> None:
@@ -38,16 +38,16 @@ def test_units_are_dumped_and_restored() -> None:
         "-rA",
     ]
     environment = ("env", "PYTHONDONTWRITEBYTECODE=1", "CRCKPT_TESTS_ON_HOST=1", f"CRCKPT_EXTENT={EXTENT}")
-    done = run_lab(*environment, sys.executable, "-m", "pytest", *options, str(INSIDE))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SKIPPED" not in done.stdout
-    assert "PASSED" in done.stdout
+    result = run_lab(*environment, sys.executable, "-m", "pytest", *options, str(INSIDE))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "SKIPPED" not in result.stdout
+    assert "PASSED" in result.stdout
 
 
 def test_lab_passes_output_and_status_on() -> None:
     """The command runs in this directory, with its arguments unchanged, under systemd."""
-    done = run_lab("sh", "-c", 'cat /proc/1/comm; pwd; echo "$1"; echo said >&2; exit 7', "_", "two  'words'\n$HOME")
-    assert (done.returncode, done.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
+    result = run_lab("sh", "-c", 'cat /proc/1/comm; pwd; echo "$1"; echo said >&2; exit 7', "_", "two  'words'\n$HOME")
+    assert (result.returncode, result.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
 
 
 def test_lab_does_not_change_kernel_settings() -> None:
@@ -56,8 +56,8 @@ def test_lab_does_not_change_kernel_settings() -> None:
     before = setting.read_text()
     try:
         setting.write_text("3000000\n")
-        done = run_lab("cat", str(setting))
-        assert (done.stdout, setting.read_text()) == ("3000000\n", "3000000\n")
+        result = run_lab("cat", str(setting))
+        assert (result.stdout, setting.read_text()) == ("3000000\n", "3000000\n")
     finally:
         setting.write_text(before)
 

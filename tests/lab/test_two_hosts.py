@@ -195,8 +195,8 @@ def test_here_runs_the_same_tests_on_real_machines(lab: TwoHosts) -> None:
 def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
     """Arguments, input and status are passed on. A running lab is not created again."""
     assert isinstance(lab, Namespaces)
-    done = run_script(lab.directory, "sh", "client", "sh", "-c", 'hostname; cat; echo "$1"; exit 7', "_", "a 'b'")
-    assert (done.returncode, done.stdout) == (7, "client\nxa 'b'\n")
+    result = run_script(lab.directory, "sh", "client", "sh", "-c", 'hostname; cat; echo "$1"; exit 7', "_", "a 'b'")
+    assert (result.returncode, result.stdout) == (7, "client\nxa 'b'\n")
     assert "two-hosts down" in run_script(lab.directory, "up").stderr
     assert run_script(lab.directory, "sh", "client", "hostname").stdout == "client\n"
     for words in (("link", "cut", "source"), ("link", "cut", "source", "elsewhere"), ("sh", "key", "true"), ("sh",)):
@@ -251,8 +251,8 @@ def test_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reached: str) -
         wait_for(lambda: (directory / reached).exists() or up.poll() is not None, f"{reached} to be made")
         up.kill()
     cgroup = read_cgroup(directory)
-    done = run_script(directory, "down")
-    assert done.returncode == 0, done.stderr
+    result = run_script(directory, "down")
+    assert result.returncode == 0, result.stderr
     assert_nothing_is_left(tmp_path, cgroup)
 
 

@@ -411,6 +411,6 @@ def _cgroup(pid: int) -> str:
 
 
 def _output(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.strip()

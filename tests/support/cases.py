@@ -42,8 +42,8 @@ def _ask_tmux(workdir: Path, *words: str) -> str:
 
 
 def _output(*argv: str) -> str:
-    done = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    return done.stdout
+    result = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return result.stdout
 
 
 def _fill_redis(workdir: Path) -> None:

@@ -49,8 +49,8 @@ def answer_here(questions: MoveQuestions, store: Path, move: tuple[str, str] | N
 def answer_in(words: tuple[str, ...], questions: MoveQuestions, store: Path) -> MoveAnswers:
     """The answers of a process that `words` start."""
     command = (*words, sys.executable, str(PROGRAMS / "answers.py"), str(store))
-    done = subprocess.run(command, input=encode_questions(questions), stdout=subprocess.PIPE, check=True)
-    return decode_answers(done.stdout)
+    result = subprocess.run(command, input=encode_questions(questions), stdout=subprocess.PIPE, check=True)
+    return decode_answers(result.stdout)
 
 
 def report(target: DumpTarget, questions: MoveQuestions, answers: MoveAnswers, ahead: float = 0.0) -> GateReport:

@@ -54,7 +54,7 @@ def trackers(crckpt: Crckpt) -> list[dict[str, Any]]:
 
 
 def keeper(crckpt: Crckpt, target: Target) -> dict[str, Any]:
-    (found,) = [one for one in trackers(crckpt) if one["root"] == target.pid]
+    (found,) = [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid]
     return found
 
 

@@ -60,9 +60,9 @@ class Machine:
     def run(self, *words: str) -> str:
         """Run a command there; return its output."""
         with self.entered():
-            done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WITHIN_S)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
+            result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WITHIN_S)
+        assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"
+        return result.stdout
 
     def addresses(self) -> set[str]:
         """The addresses of its device, without those of the link."""

@@ -186,12 +186,12 @@ class Oracle:
         words = ["dump", "--leave-running", "--tree", str(self.pid), "--action-script", str(script), *tracks, *parent]
         words += ["--images-dir", str(images), "--log-file", "log", "-v3", "--manage-cgroups=ignore"]
         environment = {"PATH": os.environ["PATH"], **asked.environment(self._criu)}
-        done = subprocess.run([str(self._criu), *words], env=environment, capture_output=True, text=True, check=False)
+        result = subprocess.run([str(self._criu), *words], env=environment, capture_output=True, text=True, check=False)
         log = (images / "log").read_text(errors="replace")
-        if done.returncode and is_passing(log, self.pid):
+        if result.returncode and is_passing(log, self.pid):
             self.began_anew += 1
             return self.dump_round(tracker=tracker)
-        assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
+        assert result.returncode == 0, f"{result.stderr}\n{log[-3000:]}"
         asked.check_freeze()
         asked.commit(RoundBase(images))
         wrong = wrong_pages(images, seen)
@@ -208,12 +208,12 @@ class Oracle:
         reads = self.tracker.name == UffdWp.name
         words = pre_dump_command(self._criu, self.pid, Paths(images, images), parent, reads=reads)
         environment = {"PATH": os.environ["PATH"], **self.tracker.environment(self._criu)}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         log = (images / "pre-dump.log").read_text(errors="replace")
-        if done.returncode and is_passing(log, self.pid):
+        if result.returncode and is_passing(log, self.pid):
             self.began_anew += 1
             return
-        assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
+        assert result.returncode == 0, f"{result.stderr}\n{log[-3000:]}"
         self.tracker.check_freeze()
         self.tracker.commit(RoundBase(images))
 
@@ -227,7 +227,7 @@ class Oracle:
         """As crckpt makes it: without the page maps of processes that have no part in it."""
         base = self._work / f"base-{self._number}"
         base.mkdir()
-        left_out = {f"pagemap-{one.pid}.img" for one in began.whole}
+        left_out = {f"pagemap-{process.pid}.img" for process in began.whole}
         assert isinstance(began.base, RoundBase)
         for path in began.base.directory.iterdir():
             if path.name not in left_out:

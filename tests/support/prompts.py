@@ -103,9 +103,9 @@ class Tmux:
     def ask(self, *words: str) -> str:
         """Run a command of tmux; give what it says."""
         argv = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *words]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=self._environment)
-        assert done.returncode == 0, f"tmux {words}: {done.stderr}"
-        return done.stdout
+        result = subprocess.run(argv, capture_output=True, text=True, check=False, env=self._environment)
+        assert result.returncode == 0, f"tmux {words}: {result.stderr}"
+        return result.stdout
 
     def pane(self, shell: str, columns: int = 120, lines: int = 40) -> Pane:
         """Open a terminal with that shell at its prompt."""

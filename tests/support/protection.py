@@ -21,8 +21,8 @@ def taken_from(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtect
 def protect_all_maps(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtection:
     """Every map registered."""
     protection = taken_from(pid, features)
-    for one in private_anonymous(pid):
-        protection.register(one)
+    for mapping in private_anonymous(pid):
+        protection.register(mapping)
     return protection
 
 

@@ -64,21 +64,23 @@ def series(repository: Repository, program: Program, length: int, share: float) 
     for number in range(length):
         if number:
             program.rewrite(share)
-        made = ingest(repository, program.directory, replace(described(), parent=parent))
-        parent = made.id
-        yield made
+        checkpoint = ingest(repository, program.directory, replace(described(), parent=parent))
+        parent = checkpoint.id
+        yield checkpoint
 
 
 def chain(repository: Repository, program: Program, length: int, share: float) -> Iterator[Checkpoint]:
     """So many checkpoints; all after the first leave to the one before what was not rewritten since."""
-    made = ingest(repository, program.directory, described())
-    yield made
+    checkpoint = ingest(repository, program.directory, described())
+    yield checkpoint
     images = program.directory.with_name("written")
     for _ in range(1, length):
         _write_incremental(images, program, program.rewrite(share))
-        made = ingest(repository, images, replace(described(), parent=made.id, base=images.with_name("gone")))
+        checkpoint = ingest(
+            repository, images, replace(described(), parent=checkpoint.id, base=images.with_name("gone"))
+        )
         shutil.rmtree(images)
-        yield made
+        yield checkpoint
 
 
 def _write_incremental(directory: Path, program: Program, rewritten: Mask) -> None:

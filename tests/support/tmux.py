@@ -68,9 +68,9 @@ class Tmux:
 
     def _ask(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
         argv = ["tmux", "-S", str(self._socket), *words]
-        done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, f"tmux {words}: {done.stderr}"
-        return done.stdout
+        result = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+        assert result.returncode == 0, f"tmux {words}: {result.stderr}"
+        return result.stdout
 
     def _answers(self) -> bool:
         return subprocess.run(["tmux", "-S", self._socket, "list-sessions"], capture_output=True).returncode == 0

@@ -41,32 +41,32 @@ def stages(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_successful_run_reports_every_stage(tmp_path: Path) -> None:
-    done = run(tmp_path, {})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert {f"{name} is done" for name in (*OTHERS, *STAGES)} < set(done.stdout.splitlines())
-    assert sorted(stages(done)) == sorted(["install", *STAGES.values()])
+    result = run(tmp_path, {})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert {f"{name} is done" for name in (*OTHERS, *STAGES)} < set(result.stdout.splitlines())
+    assert sorted(stages(result)) == sorted(["install", *STAGES.values()])
 
 
 @pytest.mark.parametrize("script", STAGES)
 def test_other_stages_run_after_a_failure(tmp_path: Path, script: str) -> None:
-    done = run(tmp_path, {script: "exit 7"})
-    assert done.returncode == 1
-    assert {f"{name} is done" for name in (*OTHERS, *STAGES) if name != script} < set(done.stdout.splitlines())
-    assert [stage for stage in stages(done) if "FAILED" in stage] == [STAGES[script] + FAILED]
+    result = run(tmp_path, {script: "exit 7"})
+    assert result.returncode == 1
+    assert {f"{name} is done" for name in (*OTHERS, *STAGES) if name != script} < set(result.stdout.splitlines())
+    assert [stage for stage in stages(result) if "FAILED" in stage] == [STAGES[script] + FAILED]
 
 
 def test_failed_tests_fail_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, {"test": "scripts/stage 'tests, pure' sh -c 'exit 7'; exit 1"})
-    assert done.returncode == 1
-    assert f"tests, pure{FAILED}" in stages(done)
+    result = run(tmp_path, {"test": "scripts/stage 'tests, pure' sh -c 'exit 7'; exit 1"})
+    assert result.returncode == 1
+    assert f"tests, pure{FAILED}" in stages(result)
 
 
 def test_run_without_a_test_report_fails(tmp_path: Path) -> None:
-    done = run(tmp_path, {"test": "exit 7"})
-    assert done.returncode == 1
+    result = run(tmp_path, {"test": "exit 7"})
+    assert result.returncode == 1
 
 
 def test_stage_over_its_budget_is_reported_without_failing(tmp_path: Path) -> None:
-    done = run(tmp_path, {"check": "echo '61 0 check' >>\"$CRCKPT_STAGES/ended\""})
-    assert done.returncode == 0
-    assert "check  over its budget of 60 s" in stages(done)
+    result = run(tmp_path, {"check": "echo '61 0 check' >>\"$CRCKPT_STAGES/ended\""})
+    assert result.returncode == 0
+    assert "check  over its budget of 60 s" in stages(result)

@@ -42,7 +42,7 @@ def test_hanging_test_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(HANGS)
     # In a worker: pytest-xdist waits for whatever still has the worker's pipes, like a fork of it.
     options = ["-p", "hangs", "-p", "no:cacheprovider", "--rootdir=.", "--limit=2", "--numprocesses=1", "-q", "-rfE"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=tmp_path,
         env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(SUPPORT)},
@@ -50,7 +50,7 @@ def test_hanging_test_fails_alone(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert result.returncode == 1, result.stdout + result.stderr
     for outcome in ("FAILED", "ERROR"):
-        assert f"{outcome} test_it.py::test_hangs - Failed: hangs: takes more than 2 s" in done.stdout
+        assert f"{outcome} test_it.py::test_hangs - Failed: hangs: takes more than 2 s" in result.stdout
     assert (tmp_path / "ran").exists()

@@ -12,8 +12,8 @@ SLOW = {"cryptography", "numpy", "psutil", "ptrace", "rich", "zstandard"}
 
 def loaded_by(module: str, slow: set[str]) -> set[str]:
     program = f"import {module}, sys; print(*({slow} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
 
 
 @pytest.mark.parametrize("verb", ["dump.dump", "dump.checkpoint", "restore.restore", "list", "restore.rehearse"])

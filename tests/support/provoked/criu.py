@@ -166,7 +166,7 @@ def _paths(images: Path) -> Paths:
 
 
 def _wait_for_end(command: Sequence[str], images: Path, options: Sequence[str], under: Sequence[str]) -> Ended:
-    done = subprocess.run(
+    result = subprocess.run(
         [*under, *command, *options],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -175,4 +175,4 @@ def _wait_for_end(command: Sequence[str], images: Path, options: Sequence[str], 
         check=False,
     )
     (log, *_) = (*images.with_name(f"{images.name}-work").glob("*.log"), None)
-    return Ended(done.returncode, done.stdout + done.stderr + (log.read_text() if log else ""))
+    return Ended(result.returncode, result.stdout + result.stderr + (log.read_text() if log else ""))

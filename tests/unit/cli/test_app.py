@@ -19,9 +19,9 @@ def test_each_listed_command_has_help(command: str, capsys: pytest.CaptureFixtur
 
 def test_list_loads_no_command() -> None:
     code = "import sys; from crckpt.cli.app import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert all(f" {command} " in done.stdout for command in set(COMMANDS) - UNLISTED)
-    assert not [module for module in done.stderr.split() if module.startswith("crckpt.ops")]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f" {command} " in result.stdout for command in set(COMMANDS) - UNLISTED)
+    assert not [module for module in result.stderr.split() if module.startswith("crckpt.ops")]
 
 
 def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

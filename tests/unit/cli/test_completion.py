@@ -30,7 +30,7 @@ def words(*typed: str) -> list[str]:
 
 def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
     """Run the command as a shell does; it prints no message and succeeds."""
-    done = subprocess.run(
+    result = subprocess.run(
         [*before, sys.executable, "-m", "crckpt", *typed],
         env=os.environ | {"_CRCKPT_COMPLETE": "bash_complete"} | environment,
         capture_output=True,
@@ -38,8 +38,8 @@ def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
         check=True,
         timeout=60,
     )
-    assert done.stderr == ""
-    return done.stdout
+    assert result.stderr == ""
+    return result.stdout
 
 
 def test_commands_and_options_are_completed() -> None:
@@ -77,8 +77,8 @@ for typed in (["-"], [""], ["a", ""]):
     list(complete([{command!r}, *typed]))
 print(*({set(SLOW)!r} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "\n"
 
 
 def test_stored_jobs_checkpoints_and_tags_are_completed(

@@ -20,9 +20,9 @@ assert len(NOTHING_OF_NOTE) > MOST
 
 def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
     command = [sys.executable, "-m", "crckpt", "explain", *words]
-    done = subprocess.run(command, input=stdin, capture_output=True, check=False)
-    assert done.returncode == status, done.stderr
-    return (done.stdout + done.stderr).decode()
+    result = subprocess.run(command, input=stdin, capture_output=True, check=False)
+    assert result.returncode == status, result.stderr
+    return (result.stdout + result.stderr).decode()
 
 
 def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
@@ -84,17 +84,17 @@ def test_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_closed_stdin_counts_as_empty() -> None:
     command = ["sh", "-c", '"$0" -m crckpt explain - <&-', sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("crckpt: stdin is empty\n")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("crckpt: stdin is empty\n")
 
 
 def test_endless_stream_is_refused() -> None:
     with Path("/dev/zero").open("rb") as zeros:
         command = [sys.executable, "-m", "crckpt", "explain", "-"]
-        done = subprocess.run(command, stdin=zeros, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "stdin is longer than 256 MiB" in done.stderr
+        result = subprocess.run(command, stdin=zeros, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "stdin is longer than 256 MiB" in result.stderr
 
 
 def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:

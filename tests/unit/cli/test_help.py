@@ -105,5 +105,5 @@ def test_no_arguments_show_the_help_and_are_an_error(capsys: pytest.CaptureFixtu
 
 def test_help_does_not_load_rich() -> None:
     code = "import sys; from crckpt.cli.app import run; run(['dump', '--help']); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"rich", "markdown_it"} & set(done.stderr.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"rich", "markdown_it"} & set(result.stderr.split())

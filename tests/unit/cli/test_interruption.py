@@ -31,17 +31,17 @@ def test_interruption_ends_a_command_that_continues_after_errors(
 ) -> None:
     checkpoint = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
     words = ("rm", checkpoint.id, "--store", str(repository.root), *(["--json"] if as_json else []))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 130
+    assert result.returncode == 130
     if as_json:
         error = {"code": 130, "message": "interrupted by SIGINT", "hint": "", "causes": []}
-        assert (json.loads(done.stdout)["error"], done.stderr) == (error, "")
+        assert (json.loads(result.stdout)["error"], result.stderr) == (error, "")
     else:
-        assert (done.stdout, done.stderr) == ("", "crckpt: interrupted by SIGINT\n")
+        assert (result.stdout, result.stderr) == ("", "crckpt: interrupted by SIGINT\n")
     assert repository.checkpoints() == (checkpoint,)

@@ -19,19 +19,21 @@ INTEGRITY = 13
 def test_address_space_limit_is_reported(tmp_path: Path, kilobytes: int) -> None:
     """numpy can be loaded, or there is no memory for its libraries, or for what it allocates."""
     crckpt = (sys.executable, "-m", "crckpt", "import", IMAGES, "job", "--store", tmp_path / "store")
-    done = subprocess.run(("prlimit", f"--as={kilobytes << 10}", *crckpt), capture_output=True, text=True, check=False)
-    assert "this is a bug" not in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "OpenBLAS" not in done.stderr
-    assert done.returncode in (INTEGRITY, HOST_CANNOT), done.stderr
+    result = subprocess.run(
+        ("prlimit", f"--as={kilobytes << 10}", *crckpt), capture_output=True, text=True, check=False
+    )
+    assert "this is a bug" not in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "OpenBLAS" not in result.stderr
+    assert result.returncode in (INTEGRITY, HOST_CANNOT), result.stderr
     if kilobytes <= 100_000:
-        assert "too little memory" in done.stderr
+        assert "too little memory" in result.stderr
 
 
 def test_export_to_stdout_is_refused(tmp_path: Path) -> None:
     words = (sys.executable, "-m", "crckpt", "export", "job", "-", "--store", tmp_path / "store")
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "cannot write to stdout" in done.stderr
-    assert "tar -C DIR -c ." in done.stderr
+    result = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "cannot write to stdout" in result.stderr
+    assert "tar -C DIR -c ." in result.stderr
     assert not (tmp_path / "-").exists()

@@ -21,10 +21,10 @@ def store(tmp_path: Path) -> Path:
 
 def run_into(output: int, *words: str | Path) -> tuple[int, str]:
     """Exit code and stderr of a command that writes to `output`."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "crckpt", *words], stdout=output, stderr=subprocess.PIPE, text=True, check=False
     )
-    return done.returncode, done.stderr
+    return result.returncode, result.stderr
 
 
 @pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",), ("--version",), ("gc",)])
@@ -54,9 +54,9 @@ def test_unencodable_characters_are_written_as_numbers(tmp_path: Path) -> None:
     log.write_bytes(b"(00.1) Error (criu/x.c:1): bad \001 name\n")
     words = [sys.executable, "-m", "crckpt", "explain", str(log)]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (4, "")
-    assert "bad \\ufffd name" in done.stdout
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert (result.returncode, result.stderr) == (4, "")
+    assert "bad \\ufffd name" in result.stdout
 
 
 def test_full_disk_is_a_failure(store: Path) -> None:
@@ -73,13 +73,13 @@ def test_full_disk_is_a_failure(store: Path) -> None:
 def test_closed_streams_do_not_change_the_exit_code(store: Path, closed: str) -> None:
     for words, code in ((("gc", "--json"), 0), (("show", "none"), 12), (("nonsense",), 2)):
         argv = [sys.executable, "-m", "crckpt", *words, *(() if code == 2 else ("--store", str(store)))]
-        done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *argv], check=False)
-        assert done.returncode == code, words
+        result = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *argv], check=False)
+        assert result.returncode == code, words
 
 
 def test_store_files_never_get_a_standard_descriptor(tmp_path: Path) -> None:
     """Messages to descriptor 2 would be written into the file."""
     code = "import os, crckpt.__main__ as started; started._open_standard_streams(); "
     code += f"os._exit(os.open({str(tmp_path)!r}, os.O_RDONLY))"
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)
-    assert done.returncode > 2
+    result = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)
+    assert result.returncode > 2

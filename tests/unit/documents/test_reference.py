@@ -50,9 +50,9 @@ def test_every_command_and_option_has_page_and_man_page(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
 def test_man_formats_every_page_without_a_warning(tmp_path: Path) -> None:
     for page in write_man_pages(tmp_path):
-        done = subprocess.run(["man", "--warnings", "--local-file", page], capture_output=True, text=True, check=True)
-        assert done.stderr == ""
-        assert "crckpt" in done.stdout
+        result = subprocess.run(["man", "--warnings", "--local-file", page], capture_output=True, text=True, check=True)
+        assert result.stderr == ""
+        assert "crckpt" in result.stdout
 
 
 def test_example_configuration_has_every_key() -> None:

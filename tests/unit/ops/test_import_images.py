@@ -21,16 +21,20 @@ def images(tmp_path: Path) -> Path:
 
 def test_real_tree_is_imported(images: Path, tmp_path: Path) -> None:
     before = files_of(images)
-    made = import_images(Context(tmp_path / "store"), images, "job", "a note")
+    checkpoint = import_images(Context(tmp_path / "store"), images, "job", "a note")
     assert files_of(images) == before
-    assert (made.job, made.note, made.stopped) == ("job", "a note", True)
-    assert [task.pid for task in made.tree] == [process.pid for process in RECORDED.processes]
-    assert made.run_id == RECORDED.inventory.run_id
-    assert made.host.cpu_features == ("avx512f",), "what its registers show"
-    assert (made.options.tcp, made.options.shell_job, made.options.link_remap) == ("keep", False, True)
-    assert made.statistics.frozen_ms > 0
+    assert (checkpoint.job, checkpoint.note, checkpoint.stopped) == ("job", "a note", True)
+    assert [task.pid for task in checkpoint.tree] == [process.pid for process in RECORDED.processes]
+    assert checkpoint.run_id == RECORDED.inventory.run_id
+    assert checkpoint.host.cpu_features == ("avx512f",), "what its registers show"
+    assert (checkpoint.options.tcp, checkpoint.options.shell_job, checkpoint.options.link_remap) == (
+        "keep",
+        False,
+        True,
+    )
+    assert checkpoint.statistics.frozen_ms > 0
     repository = open_store(tmp_path)
-    assert restore_files(repository, made, tmp_path).keys() >= before.keys() - {"stats-dump"}
+    assert restore_files(repository, checkpoint, tmp_path).keys() >= before.keys() - {"stats-dump"}
 
 
 def test_directory_without_images_is_refused(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ def test_copy_repairs_damage(
     shutil.copytree(repository.root, tmp_path / "copy")
     flip(packs(repository)[0], 100)
     assert repair(context, None, None).now.damages
-    done = repair(context, None, tmp_path / "copy")
-    assert done.now.damages == ()
-    assert done.repaired
+    result = repair(context, None, tmp_path / "copy")
+    assert result.now.damages == ()
+    assert result.repaired
     assert repair(context, checkpoints[0].short_id, None).now.damages == ()
 
 

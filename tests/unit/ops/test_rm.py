@@ -107,11 +107,11 @@ def test_program_that_runs_again_needs_no_checkpoint(context: Context, repositor
     own = read(os.getpid())
     task = replace(described().tree[0], pid=own.pid, comm=own.comm)
     new = replace(described(), stopped=True, tree=(task,))
-    made = store(repository, tmp_path, of_pages(1), new)
+    checkpoint = store(repository, tmp_path, of_pages(1), new)
     assert irreplaceable(context, "job") == ()
     other = store(repository, tmp_path, of_pages(2), replace(new, tree=(replace(task, comm="another"),)))
     assert irreplaceable(context, "job") == (other.id,)
-    assert made.id != other.id
+    assert checkpoint.id != other.id
 
 
 def test_freed_space_is_estimated(context: Context, repository: Repository, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def test_callback_gets_the_checkpoint_before_it_is_written(repository: Repositor
         assert {path.stem for path in packs(repository)} == {use.digest for use in checkpoint.packs}
 
     images = write_set(tmp_path / "images", ONE_PROCESS)
-    made = ingest(repository, images, described(), before=before)
-    assert calls == [(made, manifest_path(repository, made.id).read_bytes(), ())]
+    stored = ingest(repository, images, described(), before=before)
+    assert calls == [(stored, manifest_path(repository, stored.id).read_bytes(), ())]
 
 
 def test_nothing_is_written_if_the_callback_refuses(repository: Repository, tmp_path: Path) -> None:
@@ -67,12 +67,12 @@ def test_manifest_of_another_store_is_written_unchanged(repository: Repository, 
 def test_damaged_manifest_is_not_written(repository: Repository, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = open_store(tmp_path / "other")
-    made = store(other, tmp_path, ONE_PROCESS)
-    manifest = manifest_path(other, made.id).read_bytes()
+    checkpoint = store(other, tmp_path, ONE_PROCESS)
+    manifest = manifest_path(other, checkpoint.id).read_bytes()
     with pytest.raises(IntegrityError, match="SHA-256 is not its id"):
-        repository.add_manifest(manifest + b" ", made.id)
+        repository.add_manifest(manifest + b" ", checkpoint.id)
     assert repository.ids() == ()
-    repository.add_manifest(manifest, made.id)
-    flip(manifest_path(repository, made.id), 100)
+    repository.add_manifest(manifest, checkpoint.id)
+    flip(manifest_path(repository, checkpoint.id), 100)
     with pytest.raises(IntegrityError, match="SHA-256 is not its id"):
-        repository.add_manifest(manifest, made.id)
+        repository.add_manifest(manifest, checkpoint.id)

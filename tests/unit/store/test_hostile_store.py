@@ -738,6 +738,6 @@ def test_lack_of_memory_is_reported(whole: Path, runner: Runner, tmp_path: Path)
         "import crckpt.store.backend.local as local\nlocal.LocalBackend.read = full\n"
         f"sys.exit(app.run({words}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 20, done.stderr
-    assert "the host has too little memory for crckpt list" in done.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 20, result.stderr
+    assert "the host has too little memory for crckpt list" in result.stderr

@@ -32,8 +32,8 @@ def test_startup_loads_no_slow_module(tmp_path: Path, words: tuple[str, ...], wi
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
     place = ("--store", str(repository.root)) if not words[0].startswith("--") else ()
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _PROGRAM, without, *words, *place], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout

@@ -51,7 +51,7 @@ for number in count(1):
 
 
 def test_interruption_leaves_no_lock_held() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    *interrupted, last = done.stdout.split()
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    *interrupted, last = result.stdout.split()
     assert last == "0", f"after {len(interrupted)} moments: {last}"
     assert len(interrupted) > 20

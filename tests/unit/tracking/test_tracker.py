@@ -68,7 +68,7 @@ def test_forked_child_is_tracked(target: StatementRunner, method: Method, claims
         child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
         began = dump_round(tracker, target.pid, child, name="second")
         assert began.base == at("first"), "the parent's part counts on"
-        assert [one.pid for one in began.whole] == [child]
+        assert [process.pid for process in began.whole] == [child]
         assert began.whole[0].why == f"PID {child}: the process is new"
         assert dump_round(tracker, target.pid, child, name="third") == DumpBasis(
             at("second"), "", tracks=True, whole=()

@@ -31,8 +31,8 @@ def test_program_with_its_own_userfaultfd_is_left_alone(
 ) -> None:
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
-    for one in private_anonymous(target.pid):
-        own.register(one)
+    for mapping in private_anonymous(target.pid):
+        own.register(mapping)
     if still_open:
         target.do("uffd = LIBC.syscall(323, 1)")
     with tracking(target.pid, UffdWp(), claims) as tracker:

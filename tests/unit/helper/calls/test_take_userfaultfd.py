@@ -99,7 +99,9 @@ def test_no_signal_is_lost_or_duplicated(program: str) -> None:
         sending.start()
         taken = [entered(process.pid) for _ in range(3)]
         sending.join()
-        assert all(one.descriptor >= 0 or "no process" in one.why or "ended" in one.why for one in taken), taken
+        assert all(answer.descriptor >= 0 or "no process" in answer.why or "ended" in answer.why for answer in taken), (
+            taken
+        )
         assert output_after(process) == "counted 200"
 
 
@@ -133,8 +135,8 @@ def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
         asks = f"{imports}; print(take_userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=PROJECT)
-        assert "seccomp" in done.stdout
+        result = subprocess.run(words, capture_output=True, text=True, check=True, cwd=PROJECT)
+        assert "seccomp" in result.stdout
         assert output_after(process, "go on\n") == "lives"
 
 
@@ -249,14 +251,14 @@ def test_process_that_does_not_stop_is_released(program: str) -> None:
     )
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", hidden, str(process.pid)],
             capture_output=True,
             text=True,
             check=True,
             cwd=PROJECT,
         )
-        assert done.stdout == f"PID {process.pid} {NOT_RUNNING}\n"
+        assert result.stdout == f"PID {process.pid} {NOT_RUNNING}\n"
         assert tracer(process.pid) == 0, "the death of who seized it has let it go"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
@@ -323,13 +325,13 @@ def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> 
         "except HostCannot as error: print(error.message)"
     )
     with running(sys.executable, "-c", redirects, str(tmp_path / "fifo")) as process:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", enters, str(process.pid), str(tmp_path / "fifo")],
             capture_output=True,
             text=True,
             check=True,
         )
-        assert done.stdout == f"PID {process.pid}: another thread has taken the number of crckpt's descriptor\n"
+        assert result.stdout == f"PID {process.pid}: another thread has taken the number of crckpt's descriptor\n"
         files = Path(f"/proc/{process.pid}/fd")
         assert (files / "4").readlink() == (files / "0").readlink()
 
@@ -358,10 +360,10 @@ def test_program_with_syscall_user_dispatch_is_left_alone(program: str) -> None:
 def test_several_processes_are_entered_with_one_answer_each(program: str) -> None:
     with running(program, "read") as first, running(program, "read") as second:
         taken = take_userfaultfds([first.pid, 2**22 - 1, second.pid])
-        assert [one.pid for one in taken] == [first.pid, 2**22 - 1, second.pid]
-        assert [one.descriptor >= 0 for one in taken] == [True, False, True]
+        assert [answer.pid for answer in taken] == [first.pid, 2**22 - 1, second.pid]
+        assert [answer.descriptor >= 0 for answer in taken] == [True, False, True]
         assert taken[1].why == f"there is no process {2**22 - 1}"
-        for one in taken:
-            if one.descriptor >= 0:
-                os.close(one.descriptor)
+        for answer in taken:
+            if answer.descriptor >= 0:
+                os.close(answer.descriptor)
         assert output_after(second, "v\n") == f"read {ord('v')}"

@@ -25,9 +25,9 @@ ROOT = 3
 @pytest.fixture(autouse=True, scope="module")
 def namespaces_can_be_made() -> None:
     """Skip where they cannot."""
-    done = run.run(["unshare", "--pid", "--fork", "--mount-proc", "true"])
-    if not done.ok:
-        pytest.skip(f"no pid namespace can be made here: {done.output.strip()}")
+    result = run.run(["unshare", "--pid", "--fork", "--mount-proc", "true"])
+    if not result.ok:
+        pytest.skip(f"no pid namespace can be made here: {result.output.strip()}")
 
 
 def left_behind(init: int, script: str, parent: str = "exit 0") -> None:

@@ -25,9 +25,9 @@ ROOT = 2
 @pytest.fixture(autouse=True, scope="module")
 def namespaces_can_be_made() -> None:
     """Skip where they cannot."""
-    done = run.run(["unshare", "--pid", "--net", "--ipc", "--uts", "--fork", "--mount-proc", "true"])
-    if not done.ok:
-        pytest.skip(f"no namespaces can be made here: {done.output.strip()}")
+    result = run.run(["unshare", "--pid", "--net", "--ipc", "--uts", "--fork", "--mount-proc", "true"])
+    if not result.ok:
+        pytest.skip(f"no namespaces can be made here: {result.output.strip()}")
 
 
 def plan(work: Path, *, sockets: tuple[str, ...] = (), cut: tuple[tuple[str, int], ...] = ()) -> SeclusionPlan:

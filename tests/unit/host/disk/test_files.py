@@ -65,8 +65,8 @@ except Interrupted:
     print(path.exists())
 """
     argv = [sys.executable, "-c", code, str(tmp_path / "new")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
 
 
 def test_file_is_moved_durably(tmp_path: Path) -> None:

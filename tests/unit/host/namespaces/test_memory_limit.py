@@ -58,17 +58,17 @@ def wait_until_removed(path: Path) -> None:
 
 def test_process_over_the_limit_is_killed(group: memory_limit.MemoryGroup) -> None:
     assert not group.ran_out
-    done = subprocess.run([*group.joining, "python3", "-c", GREEDY], stderr=subprocess.DEVNULL, check=False)
-    assert done.returncode < 0
+    result = subprocess.run([*group.joining, "python3", "-c", GREEDY], stderr=subprocess.DEVNULL, check=False)
+    assert result.returncode < 0
     assert group.ran_out
 
 
 def test_command_keeps_its_arguments_and_status(group: memory_limit.MemoryGroup) -> None:
     words = ("sh", "-c", 'echo "$@"; cat /proc/self/cgroup; exit 3', "-", "a b", "$HOME")
-    done = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stdout.startswith("a b $HOME\n")
-    assert group.path.name in done.stdout
+    result = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert result.stdout.startswith("a b $HOME\n")
+    assert group.path.name in result.stdout
 
 
 def test_group_is_removed_after_the_block(group: memory_limit.MemoryGroup) -> None:

@@ -77,8 +77,8 @@ except Interrupted as error:
 
 
 def test_interruption_ends_the_probe() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("interrupted by SIGTERM True set()\n", "")
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("interrupted by SIGTERM True set()\n", "")
 
 
 def test_processes_started_by_a_probe_end_with_it() -> None:

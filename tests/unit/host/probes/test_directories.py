@@ -49,14 +49,14 @@ def test_store_in_memory_is_reported(tmp_path: Path) -> None:
     script = "from crckpt.host.probes import directories; print(*map(setup.store, map(Path, sys.argv[1:])))"
     for kind, state in (("tmpfs", "limited"), ("ramfs", "limited")):
         program = f"import sys; from pathlib import Path\n{script}"
-        done = subprocess.run(
+        result = subprocess.run(
             [*mounted, str(tmp_path), kind, sys.executable, "-c", program, str(tmp_path), f"{tmp_path}/new"],
             capture_output=True,
             text=True,
             check=True,
         )
-        assert done.stdout.count(f"state='{state}'") == 2
-        assert f" {kind} " in done.stdout
+        assert result.stdout.count(f"state='{state}'") == 2
+        assert f" {kind} " in result.stdout
 
 
 @AS_ROOT
@@ -66,13 +66,13 @@ def test_store_on_a_read_only_mount(tmp_path: Path) -> None:
         "print(setup.store(Path(sys.argv[1])))"
     )
     mounted = 'mount -t tmpfs -o ro none "$0" && exec "$@"'
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "--mount", "sh", "-c", mounted, str(tmp_path), sys.executable, "-c", program, str(tmp_path)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert f"{tmp_path} is on a read-only mount" in done.stdout
+    assert f"{tmp_path} is on a read-only mount" in result.stdout
 
 
 @AS_ROOT

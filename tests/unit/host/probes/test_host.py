@@ -69,9 +69,9 @@ def inside(words: list[str], script: str) -> list[str]:
         "import sys; from pathlib import Path; from crckpt.host.probes.host import ProbeRequest, probe_host\n"
         "checks = {fact.key: fact for fact in probe_host(ProbeRequest(Path('/')))}\n" + script
     )
-    done = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    result = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 def test_every_check_is_complete_and_has_consequence_and_fix(facts: dict[str, Fact]) -> None:
@@ -104,10 +104,10 @@ def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) 
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
     if criu is None:
         pytest.skip("there is no CRIU")
-    done = run.run([criu, "check", "--feature", feature])
-    if "Unknown feature" in done.output:
+    result = run.run([criu, "check", "--feature", feature])
+    if "Unknown feature" in result.output:
         pytest.skip(f"this CRIU does not know the feature {feature}")
-    assert (facts[key].state == "ok") == done.ok, (facts[key], done.output)
+    assert (facts[key].state == "ok") == result.ok, (facts[key], result.output)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -204,6 +204,8 @@ def test_memory_is_limited_by_our_cgroup(facts: dict[str, Fact]) -> None:
     with memory_limit.limited(64 << 20) as group:
         if group is None:
             pytest.skip("this host lets us make no control group")
-        done = subprocess.run([*group.joining, sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("limited 0.")
-    assert "the limit of crckpt's control group" in done.stdout
+        result = subprocess.run(
+            [*group.joining, sys.executable, "-c", probe], capture_output=True, text=True, check=True
+        )
+    assert result.stdout.startswith("limited 0.")
+    assert "the limit of crckpt's control group" in result.stdout

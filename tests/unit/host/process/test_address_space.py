@@ -31,8 +31,8 @@ except MemoryError:
 def test_insufficient_address_space_is_refused(mebibytes: str, expected: str) -> None:
     argv = [sys.executable, "-c", IMPORTS, mebibytes]
     environment = {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == f"{expected}\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout == f"{expected}\n"
 
 
 def _caused(error: BaseException, cause: BaseException) -> BaseException:

@@ -38,8 +38,8 @@ def opened(tmp_path: Path) -> Iterator[int]:
 
 
 def test_output_and_status_are_returned() -> None:
-    done = run.run(["sh", "-c", "echo out; echo err >&2; printf '\\377'; exit 3"])
-    assert (done.output, done.status, done.ok) == ("out\nerr\n\ufffd", 3, False)
+    result = run.run(["sh", "-c", "echo out; echo err >&2; printf '\\377'; exit 3"])
+    assert (result.output, result.status, result.ok) == ("out\nerr\n\ufffd", 3, False)
     assert run.run(["true"]).ok
     assert run.run(["sh", "-c", "kill -9 $$"]).status == -signal.SIGKILL
 

@@ -33,9 +33,9 @@ except (Interrupted, ValueError) as error:
 def output_of(body: str) -> list[str]:
     """What a program says in which `body` is interrupted, one line each."""
     code = BEGIN.format(body=textwrap.indent(textwrap.dedent(body), "    "))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.splitlines()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])

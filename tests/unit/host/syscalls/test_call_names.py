@@ -53,5 +53,5 @@ def test_names_are_loaded_on_demand() -> None:
         "import sys; from crckpt.host.syscalls.ptrace_requests import call_name; print('ptrace' in sys.modules)\n"
         "call_name(0, 'x86_64'); print('ptrace' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"]

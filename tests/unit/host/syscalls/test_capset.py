@@ -21,6 +21,6 @@ print(*(int(status[name], 16) for name in ("CapPrm", "CapEff", "CapInh")))
 def test_capabilities_of_both_halves_are_set() -> None:
     if not {21, 40} <= effective_capabilities():
         pytest.skip("needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE")
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     kept = 1 << 21 | 1 << 40
-    assert done.stdout.split() == [str(kept), str(kept), "0"]
+    assert result.stdout.split() == [str(kept), str(kept), "0"]

@@ -59,5 +59,5 @@ def test_namespace_change_affects_only_this_thread() -> None:
 
 def test_other_descriptor_cannot_be_joined() -> None:
     code = "import os\nfrom crckpt.host.syscalls.own_process import setns\nsetns(os.open('/', os.O_RDONLY))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Invalid argument" in done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Invalid argument" in result.stderr

@@ -27,16 +27,16 @@ print(own_session().id == serial)
 
 
 def test_longest_keyring_name_is_read() -> None:
-    done = subprocess.run([sys.executable, "-c", LONGEST_NAME], capture_output=True, text=True, check=False)
-    if "in syscall" in done.stderr:
-        pytest.skip(f"no keyrings here: {done.stderr.splitlines()[-1]}")
-    assert done.stdout == "True\n", done.stderr
+    result = subprocess.run([sys.executable, "-c", LONGEST_NAME], capture_output=True, text=True, check=False)
+    if "in syscall" in result.stderr:
+        pytest.skip(f"no keyrings here: {result.stderr.splitlines()[-1]}")
+    assert result.stdout == "True\n", result.stderr
 
 
 def test_children_inherit_the_new_keyring() -> None:
-    done = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, text=True, check=False)
-    if "cannot make a session keyring" in done.stderr:
-        pytest.skip(f"no keyrings here: {done.stderr.splitlines()[-1]}")
-    ours, childs, uid = done.stdout.split()
+    result = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, text=True, check=False)
+    if "cannot make a session keyring" in result.stderr:
+        pytest.skip(f"no keyrings here: {result.stderr.splitlines()[-1]}")
+    ours, childs, uid = result.stdout.split()
     assert ours == childs
     assert int(uid) == os.getuid()

@@ -115,8 +115,8 @@ def test_moved_pages_count_as_written(target: StatementRunner) -> None:
     reset(target.pid)
     place = target.do(f"result = moved(old, {PAGES}, new)")
     assert pages(target.pid, place) == set(range(PAGES))
-    for one in private_anonymous(target.pid):
-        with_it.register(one)
+    for mapping in private_anonymous(target.pid):
+        with_it.register(mapping)
     assert pages(target.pid, place) == set(range(PAGES)), "also once it is registered again"
     with_it.close()
 
@@ -153,7 +153,7 @@ def test_old_descriptor_returns_nothing_after_exec(target: StatementRunner) -> N
         assert old.read(8) == b"", "the trap: it succeeds"
         place = target.do(f"result = area({PAGES}); write(result, range(3))")
         assert pages(target.pid, place) == {0, 1, 2}, "so ours is opened each time"
-    assert not any(is_registered(target.pid, one.start) for one in private_anonymous(target.pid))
+    assert not any(is_registered(target.pid, mapping.start) for mapping in private_anonymous(target.pid))
     with pytest.raises(OSError, match="Cannot allocate") as caught:
         with_it.register(AddressRange(place, place + PAGE))
     assert caught.value.errno == errno.ENOMEM, "its memory has gone"
@@ -198,8 +198,8 @@ def test_guard_pages_stay_guards(target: StatementRunner) -> None:
         pytest.skip("this kernel has no guard pages in a map (6.13)")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    for one in private_anonymous(target.pid):
-        with_it.register(one)
+    for mapping in private_anonymous(target.pid):
+        with_it.register(mapping)
     target.do("pipe = os.pipe(); os.write(pipe[1], b'x' * 8)")
     assert target.do(f"result = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == -1, "it cannot be written"
     target.do(f"LIBC.madvise(ctypes.c_void_p({place}), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_REMOVE})")
@@ -216,7 +216,7 @@ def test_hugetlb_is_not_scanned(target: StatementRunner) -> None:
     reset(target.pid)
     with_it.close()
     assert f"{place:x}-" in Path(f"/proc/{target.pid}/maps").read_text()
-    assert not [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
+    assert not [mapping for mapping in private_anonymous(target.pid) if mapping.start <= place < mapping.end]
 
 
 def test_file_and_shared_mappings_are_not_tracked(target: StatementRunner, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_file_and_shared_mappings_are_not_tracked(target: StatementRunner, tmp_p
         f"file = open({str(tmp_path / 'file')!r}, 'r+b'); private = mmap.mmap(file.fileno(), PAGE, mmap.MAP_PRIVATE)"
     )
     names = Path(f"/proc/{target.pid}/maps").read_text().splitlines()
-    tracked = {f"{one.start:x}-{one.end:x}" for one in private_anonymous(target.pid)}
+    tracked = {f"{mapping.start:x}-{mapping.end:x}" for mapping in private_anonymous(target.pid)}
     for line in names:
         addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
         if inode != "0" or "s" in rights or name[:1] in (["[vdso]"], ["[vvar]"]):

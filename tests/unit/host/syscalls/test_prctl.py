@@ -51,8 +51,8 @@ def test_no_new_privs_is_set() -> None:
 def test_strict_seccomp_allows_only_read_and_write() -> None:
     code = "import os; print('before', flush=True); own_process.enter_strict_seccomp(); os.getppid()"
     begin = "from crckpt.host.syscalls import own_process\n"
-    done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (-9, "before\n")
+    result = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (-9, "before\n")
 
 
 def test_mm_map_structure_has_the_kernels_layout() -> None:

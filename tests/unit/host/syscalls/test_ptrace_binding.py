@@ -18,8 +18,8 @@ def test_import_starts_no_program() -> None:
         "('subprocess.Popen', 'os.system', 'os.posix_spawn', 'os.fork') else None)\n"
         "import crckpt.host.syscalls.registers; print(started)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

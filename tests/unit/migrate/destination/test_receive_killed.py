@@ -53,7 +53,7 @@ def check(repository: Repository, before: tuple[Checkpoint, ...], made: Checkpoi
 def test_kill_before_any_step_is_harmless(forked: Writers, tmp_path: Path) -> None:
     source = open_store(tmp_path)
     for images in (of_pages(*range(1, 300)), of_pages(*range(20, 400)), ONE_PROCESS):
-        made = store(source, tmp_path, images)
+        checkpoint = store(source, tmp_path, images)
     taken = steps(forked, source.root)
     assert {"received-pack.write", "received-pack.sync", "pack.rename", "manifest-directory.rename"} <= set(taken)
     for moment in some([f"{name}:{number}" for name, times in taken.items() for number in sorted({1, times})]):
@@ -62,19 +62,19 @@ def test_kill_before_any_step_is_harmless(forked: Writers, tmp_path: Path) -> No
             before = repository.checkpoints()
             order = Order("receive", str(repository.root), (str(source.root),), kill_at=moment)
             assert forked.status(order) == -signal.SIGKILL, moment
-            check(repository, before, made)
+            check(repository, before, checkpoint)
             assert forked.status(Order("receive", str(repository.root), (str(source.root),))) == 0
-            check(repository, before, made)
-            assert repository.get(made.id) == made
+            check(repository, before, checkpoint)
+            assert repository.get(checkpoint.id) == checkpoint
             collect_garbage(repository)
             assert not list(repository.backend.scratch.iterdir())
-            check(repository, before, made)
+            check(repository, before, checkpoint)
 
 
 def test_power_cut_at_any_step_is_harmless(forked: Writers, tmp_path: Path) -> None:
     source = open_store(tmp_path)
     for images in (of_pages(*range(1, 300)), ONE_PROCESS):
-        made = store(source, tmp_path, images)
+        checkpoint = store(source, tmp_path, images)
     with memory_directory() as base:
         repository = new_destination(base)
         before, disk = repository.checkpoints(), Disk(repository.root)
@@ -86,5 +86,5 @@ def test_power_cut_at_any_step_is_harmless(forked: Writers, tmp_path: Path) -> N
                 with memory_directory() as directory:
                     write_out(disk.after_cut(number, kept, torn), directory)
                     found = Repository.open(directory)
-                    check(found, before, made)
-                    assert number < len(entries) or made in found.checkpoints()
+                    check(found, before, checkpoint)
+                    assert number < len(entries) or checkpoint in found.checkpoints()

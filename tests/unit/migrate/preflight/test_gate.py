@@ -36,23 +36,23 @@ _LARGE: Final = (64 << 20) + 1
 
 
 def test_unchanged_host_with_free_pids_has_no_blockers(target: StatementRunner, there: Path) -> None:
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     answers = answer_in(NEW_PIDS, questions, there)
     assert answers.blockers == ()
     assert answers.lacking == ()
-    assert report(asked, questions, answers).blockers == ()
-    report(asked, questions, answers).check()
+    assert report(dump_target, questions, answers).blockers == ()
+    report(dump_target, questions, answers).check()
     assert not there.exists()
 
 
 def test_pids_in_use_are_the_only_blockers(target: StatementRunner, there: Path) -> None:
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     answers = answer_here(questions, there)
     assert keys(answers) == ["pid-taken"]
     with pytest.raises(PreflightRefused) as refused:
-        report(asked, questions, answers).check()
+        report(dump_target, questions, answers).check()
     assert refused.value.message == f"{HOST}: PID {target.pid} is in use by python3"
     assert refused.value.hint.startswith("end it there, ")
     assert refused.value.is_in_use
@@ -266,11 +266,11 @@ def test_file_name_that_is_no_text(target: StatementRunner, there: Path, tmp_pat
 
 def test_port_in_use_is_a_blocker(target: StatementRunner, there: Path) -> None:
     port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); result = s.getsockname()[1]")
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     answers = answer_in(NEW_PIDS, questions, there)
     assert keys(answers) == ["port-taken"]
-    blocker = report(asked, questions, answers).blockers[0]
+    blocker = report(dump_target, questions, answers).blockers[0]
     assert blocker.what.startswith(f"{HOST}: TCP port 127.0.0.1:{port} is taken")
     assert blocker.remedy.startswith(f"on {HOST}: find it: ss ")
 
@@ -292,21 +292,21 @@ def test_port_of_closed_connections(target: StatementRunner, there: Path) -> Non
 
 def test_missing_address_is_a_blocker_unless_it_moves(target: StatementRunner, there: Path) -> None:
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     (found,) = questions.sockets
     assert isinstance(found, InetSocket)
     sockets = (replace(found, source=replace(found.source, host="192.0.2.7")),)
     elsewhere = replace(questions, sockets=sockets)
     answers = answer_in(NEW_PIDS, elsewhere, there)
     assert keys(answers) == ["address-missing"]
-    remedy = report(asked, elsewhere, answers).blockers[0].remedy
+    remedy = report(dump_target, elsewhere, answers).blockers[0].remedy
     assert remedy.startswith("move the address with the program: --move-ip ADDRESS/LENGTH@DEVICE; or ")
     assert remedy.endswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE")
-    blocker = report(asked, elsewhere, answers).blockers[0]
+    blocker = report(dump_target, elsewhere, answers).blockers[0]
     assert blocker.what.startswith(f"{HOST}: it does not have the TCP address 192.0.2.7:")
     ours = replace(answers, blockers=tuple(each.fill(host="127.0.0.1") for each in answers.blockers))
-    assert "--move-ip 127.0.0.1/8@lo; or " in report(asked, elsewhere, ours).blockers[0].remedy
+    assert "--move-ip 127.0.0.1/8@lo; or " in report(dump_target, elsewhere, ours).blockers[0].remedy
     assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), there)) == []
 
 
@@ -365,14 +365,16 @@ def test_terminal_outside_the_tree_is_a_blocker(target: StatementRunner, there: 
         target.do(f"import os; terminal = os.open({os.ttyname(slave)!r}, os.O_RDWR | os.O_NOCTTY)")
     finally:
         os.close(slave)
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     answers = answer_in(NEW_PIDS, questions, there)
     assert keys(answers) == ["terminal"]
-    assert report(asked, questions, answers).blockers[-1].remedy.endswith("--tty new; if it only prints: --tty null")
+    assert (
+        report(dump_target, questions, answers).blockers[-1].remedy.endswith("--tty new; if it only prints: --tty null")
+    )
     chosen: tuple[Literal["new", "null"], ...] = ("new", "null")
     for tty in chosen:
-        assert keys(answer_in(NEW_PIDS, ask_about(asked, RestoreOptions(tty=tty)), there)) == []
+        assert keys(answer_in(NEW_PIDS, ask_about(dump_target, RestoreOptions(tty=tty)), there)) == []
     os.close(master)
 
 
@@ -406,9 +408,9 @@ def test_program_does_not_get_the_rights_of_another_user(target: StatementRunner
 
 @pytest.mark.parametrize(("ahead", "difference"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
 def test_clock_difference_is_a_warning(target: StatementRunner, there: Path, ahead: float, difference: str) -> None:
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
-    found = report(asked, questions, answer_here(questions, there), ahead).warnings
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
+    found = report(dump_target, questions, answer_here(questions, there), ahead).warnings
     differs = [each.what for each in found if each.key == "clock-differs"]
     assert differs == (
         [f"{HOST}: its clock is {difference} the clock of this host: the program sees the time jump"] * bool(difference)
@@ -417,8 +419,8 @@ def test_clock_difference_is_a_warning(target: StatementRunner, there: Path, ahe
 
 def test_unsuitable_machine_is_a_blocker(target: StatementRunner, there: Path) -> None:
     """The host is real, and the tree asks for another CPU, a newer CRIU or more memory."""
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     more = replace(
         questions,
         host=replace(questions.host, cpu_features=(*questions.host.cpu_features, "3dnow"), criu_version="99.0"),
@@ -430,16 +432,16 @@ def test_unsuitable_machine_is_a_blocker(target: StatementRunner, there: Path) -
         expected.remove("cpu")
     assert keys(answers) == expected
     assert "move-space" in warned(answers)
-    blockers = report(asked, more, answers).blockers
+    blockers = report(dump_target, more, answers).blockers
     assert blockers[0].what.startswith(f"{HOST}: CRIU ")
     assert "there is older than CRIU 99.0 here" in blockers[0].what
 
 
 def test_too_small_store_is_refused(target: StatementRunner, there: Path) -> None:
     """A store that is surely too small is refused; one that may be too small is a warning."""
-    asked = target_at(target.pid, there)
-    memory = asked.observed.memory
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    memory = dump_target.observed.memory
+    questions = ask_about(dump_target)
     answers = answer_in(NEW_PIDS, questions, there)
     assert answers.store_free is not None
     assert answers.store == str(there)
@@ -447,14 +449,14 @@ def test_too_small_store_is_refused(target: StatementRunner, there: Path) -> Non
     def judge(free: int | None) -> tuple[list[str], list[str]]:
         tight = (cause("move-space").finding(needed="", free="", directory=""),)
         changed_answers = replace(answers, warnings=tight, store_free=free)
-        found = judge_store_space(report(asked, questions, changed_answers), asked, changed_answers, HOST)
+        found = judge_store_space(report(dump_target, questions, changed_answers), dump_target, changed_answers, HOST)
         return [each.key for each in found.blockers], [each.key for each in found.warnings if each.key == "move-space"]
 
     assert judge(4096) == (["move-full"], [])
     # The memory of Python compresses well.
     assert judge(memory - 1) == ([], [])
     assert judge(memory) == judge(None) == ([], ["move-space"])
-    growth = try_growth(asked.observed, asked.job, asked.context, memory)
+    growth = try_growth(dump_target.observed, dump_target.job, dump_target.context, memory)
     assert growth is not None
     assert growth.least < growth.likely
     between = replace(growth, least=1000, likely=3000)
@@ -470,11 +472,11 @@ def test_other_architecture_is_a_blocker(target: StatementRunner, there: Path) -
 
 
 def test_host_without_criu_is_a_blocker(target: StatementRunner, there: Path) -> None:
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     answers = answer_in((*NEW_PIDS, *WITHOUT_CRIU), questions, there)
     assert keys(answers) == ["no-criu"]
-    assert report(asked, questions, answers).blockers[0].what.startswith(f"{HOST}: no CRIU works there: ")
+    assert report(dump_target, questions, answers).blockers[0].what.startswith(f"{HOST}: no CRIU works there: ")
 
 
 @pytest.mark.parametrize(("executable", "is_other"), [("/usr/bin/another", True), ("/usr/bin/python3", False)])
@@ -491,8 +493,8 @@ def test_job_of_another_program_is_a_blocker(
 
 
 def test_other_move_of_the_job_is_a_blocker(target: StatementRunner, there: Path) -> None:
-    asked = target_at(target.pid, there)
-    questions = ask_about(asked)
+    dump_target = target_at(target.pid, there)
+    questions = ask_about(dump_target)
     answers = answer_here(questions, there, ("0123456789abcdef", "PREPARED"))
     assert keys(answers)[0] == "move-in-progress"
     assert "crckpt migrate --resume 0123456789abcdef" in answers.blockers[0].remedy
@@ -504,13 +506,13 @@ def test_stopped_process_without_a_shell_is_a_blocker(target: StatementRunner, t
         "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); result = p.pid; "
         "p.send_signal(signal.SIGSTOP); os.waitid(os.P_PID, p.pid, os.WSTOPPED | os.WNOWAIT)"
     )
-    asked = target_at(stopped, there)
-    questions = ask_about(asked)
+    dump_target = target_at(stopped, there)
+    questions = ask_about(dump_target)
     assert [each.state for each in questions.processes] == ["stopped"]
     answers = answer_in(NEW_PIDS, questions, there)
     target.do("p.kill(); p.wait()")
     assert keys(answers) == ["stopped-job"]
-    assert report(asked, questions, answers).blockers[0].remedy == "continue it before the move: fg"
+    assert report(dump_target, questions, answers).blockers[0].remedy == "continue it before the move: fg"
 
 
 def test_tree_of_several_processes_with_threads(target: StatementRunner, there: Path) -> None:

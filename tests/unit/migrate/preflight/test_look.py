@@ -46,8 +46,8 @@ def _run(statements: str, within: float = 10.0) -> list[str]:
     """Run statements in mounts of their own; skip the test if something cannot be mounted."""
     program = _PROGRAM.format(support=str(PROGRAMS), within=within) + statements
     words = ("unshare", "--mount", "--propagation", "private", sys.executable, "-c", program)
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    lines = done.stdout.splitlines()
+    result = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    lines = result.stdout.splitlines()
     if lines and lines[0].startswith("cannot"):
         pytest.skip(f"this kernel mounts no such file system: {lines[0]}")
     return lines

@@ -103,8 +103,8 @@ run_hook(HookedMove("0123456789abcdef", "here", "there", "app", "", sys.argv[1])
 def test_interruption_ends_a_hook(tmp_path: Path) -> None:
     """The hook and its child processes end, however early the interruption is."""
     hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
-    assert "Interrupted: interrupted by SIGTERM" in done.stderr
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
+    assert "Interrupted: interrupted by SIGTERM" in result.stderr
     # An orphan that has been killed is reaped soon.
     group = int((tmp_path / "pid").read_text())
     wait_for(lambda: not is_group(group), 60, "the hook to end")

@@ -92,12 +92,12 @@ def move(tmp_path: Path) -> Iterator[Move]:
 
 
 def test_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
-    assert move.send(made) == sum(pack_path(move.source, digest).stat().st_size for digest in digests(made))
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
+    assert move.send(checkpoint) == sum(pack_path(move.source, digest).stat().st_size for digest in digests(checkpoint))
     assert move.destination.ids() == ()
-    assert move.receive_checkpoint(made) == made
-    assert move.destination.resolve("job") == made.id
-    assert restore_files(move.destination, made, tmp_path) == restore_files(move.source, made, tmp_path)
+    assert move.receive_checkpoint(checkpoint) == checkpoint
+    assert move.destination.resolve("job") == checkpoint.id
+    assert restore_files(move.destination, checkpoint, tmp_path) == restore_files(move.source, checkpoint, tmp_path)
     assert verify(move.destination).damages == ()
     assert move.received[-1] == sum(path.stat().st_size for path in packs(move.source))
 
@@ -117,21 +117,23 @@ def test_second_transfer_sends_only_new_packs(move: Move, tmp_path: Path) -> Non
 
 def test_fingerprints_of_received_packs_are_known(move: Move, tmp_path: Path) -> None:
     """A dump at the destination then finds pages, and nothing is read again by the next move."""
-    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
-    move.receive_checkpoint(made)
-    assert not move.destination.backend.exists(fingerprints_name(PackId(digests(made)[0])))
+    checkpoint = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    move.receive_checkpoint(checkpoint)
+    assert not move.destination.backend.exists(fingerprints_name(PackId(digests(checkpoint)[0])))
     move.receiver.cache_fingerprints()
-    assert all(move.destination.backend.exists(fingerprints_name(PackId(digest))) for digest in digests(made))
+    assert all(move.destination.backend.exists(fingerprints_name(PackId(digest))) for digest in digests(checkpoint))
     (tmp_path / "again").mkdir()
-    assert set(digests(store(move.destination, tmp_path / "again", of_pages(*range(1, 400))))) & set(digests(made))
+    assert set(digests(store(move.destination, tmp_path / "again", of_pages(*range(1, 400))))) & set(
+        digests(checkpoint)
+    )
     assert verify(move.destination).damages == ()
 
 
 def test_unwritable_store_is_reported(move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
     monkeypatch.setattr(move.destination.backend, "find_write_refusal", lambda: "it is on a read-only mount")
     with pytest.raises(RemoteError, match="cannot be written: it is on a read-only mount"):
-        move.send(made)
+        move.send(checkpoint)
     assert isinstance(move.errors[0], StoreUnusable)
     assert nothing_is_left(move.destination)
 
@@ -168,20 +170,20 @@ def test_checkpoint_without_missing_packs_needs_no_data(move: Move, tmp_path: Pa
 
 
 def test_damaged_pack_of_the_destination_is_replaced(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
-    move.receive_checkpoint(made)
+    checkpoint = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    move.receive_checkpoint(checkpoint)
     damaged = packs(move.destination)[0]
     for offset in (100, -30, -1000):
         flip(damaged, offset)
         with connected() as (here, there), move.destination.transaction() as begun:
             again = Move(move.source, move.destination, here, there, Receiver(move.destination, begun.path))
-            assert again.send(made) == damaged.stat().st_size
+            assert again.send(checkpoint) == damaged.stat().st_size
         assert verify(move.destination).damages == ()
 
 
 def test_known_damage_is_replaced_despite_fingerprints(move: Move, tmp_path: Path) -> None:
-    made = store(move.destination, tmp_path, of_pages(*range(1, 500)))
-    (digest,) = digests(made)
+    checkpoint = store(move.destination, tmp_path, of_pages(*range(1, 500)))
+    (digest,) = digests(checkpoint)
     assert move.destination.backend.exists(fingerprints_name(PackId(digest)))
     flip(pack_path(move.destination, digest), 100)
     assert verify(move.destination).damages
@@ -194,21 +196,21 @@ def test_known_damage_is_replaced_despite_fingerprints(move: Move, tmp_path: Pat
 
 @pytest.mark.parametrize("where", [20, -30, -1000])
 def test_pack_damaged_at_the_source_is_not_stored(move: Move, tmp_path: Path, where: int) -> None:
-    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    checkpoint = store(move.source, tmp_path, of_pages(*range(1, 500)))
     flip(packs(move.source)[0], where)
     with pytest.raises(RemoteError, match="damaged in the store of the source, or was changed on the way"):
-        move.send(made)
+        move.send(checkpoint)
     assert isinstance(move.errors[0], IntegrityError)
     assert nothing_is_left(move.destination)
 
 
 def test_pack_missing_at_the_source_is_named(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
     path = packs(move.source)[0]
     path.unlink()
     thread = in_thread(lambda: move.there.send(Lacking(move.there.receive(Offer).digests)))
     with pytest.raises(IntegrityError, match=f"pack {path.stem[:12]} is missing"):
-        send_packs(move.here, move.source.backend, digests(made))
+        send_packs(move.here, move.source.backend, digests(checkpoint))
     thread.join()
 
 
@@ -302,8 +304,8 @@ def test_lying_source_stores_nothing(move: Move, lie: Callable[[Connection], Non
 
 
 def test_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
-    content = pack_path(move.source, digests(made)[0]).read_bytes()
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
+    content = pack_path(move.source, digests(checkpoint)[0]).read_bytes()
     with move.answering():
         move.here.send(Offer((DIGEST,)))
         assert move.here.receive(Lacking).digests == (DIGEST,)
@@ -315,12 +317,12 @@ def test_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> No
 
 
 def test_destination_gets_only_offered_packs(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
-    for wanted in (("cd" * 32,), digests(made) * 2):
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
+    for wanted in (("cd" * 32,), digests(checkpoint) * 2):
         with connected() as (here, there):
             thread = in_thread(lambda: there.send(Lacking(wanted)))  # noqa: B023
             with pytest.raises(ProtocolError, match="Lacking with packs that were not offered"):
-                send_packs(here, move.source.backend, digests(made))
+                send_packs(here, move.source.backend, digests(checkpoint))
             thread.join()
 
 
@@ -336,13 +338,13 @@ def test_lost_connection_leaves_nothing(move: Move) -> None:
 
 def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     source = open_store(tmp_path)
-    made = store(source, tmp_path, of_pages(*range(1, 3000)))
+    checkpoint = store(source, tmp_path, of_pages(*range(1, 3000)))
     with mounted_disk(tmp_path / "small", "3m") as small:
         destination = open_store(small)
         with connected() as (here, there), destination.transaction() as begun:
             move = Move(source, destination, here, there, Receiver(destination, begun.path))
             with pytest.raises(RemoteError, match="No space left on device"):
-                move.send(made)
+                move.send(checkpoint)
             (error,) = move.errors
             assert isinstance(error, OSError)
             assert error.errno == errno.ENOSPC
@@ -351,10 +353,10 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_manifest_with_missing_packs_is_not_written(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
-    manifest = manifest_path(move.source, made.id).read_bytes()
-    with pytest.raises(IntegrityError, match=f"needs pack {digests(made)[0][:12]}, which was not sent"):
-        move.receiver.store_checkpoint(manifest, made.id)
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
+    manifest = manifest_path(move.source, checkpoint.id).read_bytes()
+    with pytest.raises(IntegrityError, match=f"needs pack {digests(checkpoint)[0][:12]}, which was not sent"):
+        move.receiver.store_checkpoint(manifest, checkpoint.id)
     assert move.destination.ids() == ()
 
 
@@ -375,29 +377,29 @@ def test_manifest_with_missing_packs_is_not_written(move: Move, tmp_path: Path) 
 def test_manifest_that_contradicts_its_packs_is_not_written(
     move: Move, tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
-    move.send(made)
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
+    move.send(checkpoint)
     if "packs" in change:
-        change = {"packs": [{"digest": digests(made)[0], "frames": 100_000, "pages": 1}]}
-    forged = with_changed_manifest(move.source, made, **change)
+        change = {"packs": [{"digest": digests(checkpoint)[0], "frames": 100_000, "pages": 1}]}
+    forged = with_changed_manifest(move.source, checkpoint, **change)
     with pytest.raises((IntegrityError, StoreUnusable), match=words):
         move.receiver.store_checkpoint(manifest_path(move.source, forged).read_bytes(), forged)
     assert move.destination.ids() == ()
 
 
 def test_manifest_with_another_id_is_not_written(move: Move, tmp_path: Path) -> None:
-    made = store(move.source, tmp_path, ONE_PROCESS)
-    move.send(made)
+    checkpoint = store(move.source, tmp_path, ONE_PROCESS)
+    move.send(checkpoint)
     with pytest.raises(IntegrityError, match="SHA-256 is not its id"):
-        move.receiver.store_checkpoint(manifest_path(move.source, made.id).read_bytes(), CheckpointId("ab" * 32))
+        move.receiver.store_checkpoint(manifest_path(move.source, checkpoint.id).read_bytes(), CheckpointId("ab" * 32))
 
 
 def test_gc_removes_packs_of_an_aborted_move(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     source, destination = open_store(tmp_path), open_store(tmp_path / "there")
-    made = store(source, tmp_path, ONE_PROCESS)
+    checkpoint = store(source, tmp_path, ONE_PROCESS)
     with connected() as (here, there), destination.transaction() as begun:
-        Move(source, destination, here, there, Receiver(destination, begun.path)).send(made)
+        Move(source, destination, here, there, Receiver(destination, begun.path)).send(checkpoint)
         assert packs(destination)
     collect_garbage(destination)
     assert not packs(destination)

@@ -40,9 +40,9 @@ class Conversation:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.source = open_store(directory)
-        made = store(self.source, directory, ONE_PROCESS)
-        manifest = manifest_path(self.source, made.id).read_bytes()
-        self.frames = list(self._record(made.id, tuple(use.digest for use in made.packs), manifest))
+        checkpoint = store(self.source, directory, ONE_PROCESS)
+        manifest = manifest_path(self.source, checkpoint.id).read_bytes()
+        self.frames = list(self._record(checkpoint.id, tuple(use.digest for use in checkpoint.packs), manifest))
         self.content = b"".join(self.frames)
         kinds = [type(decode_frame(frame)) for frame in self.frames]
         self.until_offer = b"".join(self.frames[: kinds.index(Offer) + 1])

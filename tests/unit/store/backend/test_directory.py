@@ -174,12 +174,12 @@ def test_concurrent_creation_makes_one_store(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(tmp_path / "store")]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    for one in both:
-        assert one.stdin
-        one.stdin.write("x")
-        one.stdin.flush()
-    assert len({one.communicate()[0] for one in both}) == 1
-    assert [one.returncode for one in both] == [0, 0, 0]
+    for process in both:
+        assert process.stdin
+        process.stdin.write("x")
+        process.stdin.flush()
+    assert len({process.communicate()[0] for process in both}) == 1
+    assert [process.returncode for process in both] == [0, 0, 0]
 
 
 def test_store_is_imported_quickly() -> None:

@@ -194,9 +194,9 @@ class Lives(RuleBasedStateMachine):
         if crash is not None:
             self.crash(crash, "repair", str(copy.root))
             assert set(verify(self.repository).lost) <= lost
-        done = repair(self.repository, source=copy)
-        assert set(done.now.lost) == (set() if there.exists() else lost)
-        assert set(done.restorable) == self.expected.keys() - set(done.now.lost)
+        result = repair(self.repository, source=copy)
+        assert set(result.now.lost) == (set() if there.exists() else lost)
+        assert set(result.restorable) == self.expected.keys() - set(result.now.lost)
         if there.exists() and lost:
             assert path.read_bytes() == whole
         else:

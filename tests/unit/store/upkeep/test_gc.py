@@ -50,11 +50,11 @@ def test_gc_removes_unreferenced_packs(tmp_path: Path) -> None:
     size = packs(repository)[0].stat().st_size
     result = collect_garbage(repository, dry_run=True)
     assert len(packs(repository)) == 2
-    done = collect_garbage(repository)
-    assert done == result
-    assert done.packs == (first.packs[0].digest,)
-    assert done.leftovers == (f"cache/fingerprints/{first.packs[0].digest}",)
-    assert done.bytes >= size
+    completed = collect_garbage(repository)
+    assert completed == result
+    assert completed.packs == (first.packs[0].digest,)
+    assert completed.leftovers == (f"cache/fingerprints/{first.packs[0].digest}",)
+    assert completed.bytes >= size
     assert [path.stem for path in packs(repository)] == [second.packs[0].digest]
 
 
@@ -108,9 +108,9 @@ def test_gc_removes_directories_of_dead_processes(tmp_path: Path) -> None:
     _transaction(repository, "5-cut-short", b'{"pid": 1')
     alive = _transaction(repository, "6-alive", ours.encode())
     unseen = _transaction(repository, "7-unseen", replace(ours, pid=ended.pid, pid_namespace=1).encode())
-    done = collect_garbage(repository)
-    assert [name.split("/")[1][0] for name in done.leftovers] == ["1", "2", "3", "4", "5"]
-    assert done.bytes >= 50_000
+    result = collect_garbage(repository)
+    assert [name.split("/")[1][0] for name in result.leftovers] == ["1", "2", "3", "4", "5"]
+    assert result.bytes >= 50_000
     assert sorted((repository.root / "tmp").iterdir()) == [alive, unseen]
 
 
@@ -181,10 +181,10 @@ def test_gc_ends_processes_left_by_a_killed_restore(tmp_path: Path) -> None:
             assert programs[-1].stdout.readline() == b"\n"
         collect_garbage(repository, dry_run=True)
         assert [program.poll() for program in programs] == [None, None]
-        done = collect_garbage(repository)
+        result = collect_garbage(repository)
         assert programs[0].wait() == -9
         assert programs[1].poll() is None
-        assert done.leftovers == ("tmp/1-left",)
+        assert result.leftovers == ("tmp/1-left",)
     finally:
         for program in programs:
             program.kill()

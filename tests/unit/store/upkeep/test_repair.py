@@ -72,14 +72,14 @@ def test_all_damage_is_repaired_from_another_store(stores: tuple[Repository, Rep
     ids = set(repository.ids())
     _spoil_everything(repository.root)
     damages = len(verify(repository).damages)
-    done = repair(repository, source=copy)
+    result = repair(repository, source=copy)
     assert _tree(repository.root) == _tree(copy.root) == whole
-    assert done.now.damages == ()
-    assert done.unrepaired == ()
-    assert set(done.restorable) == ids
+    assert result.now.damages == ()
+    assert result.unrepaired == ()
+    assert set(result.restorable) == ids
     # The pack that only the spoilt manifest names was not known to be damaged before.
-    assert len(done.repaired) == damages + 1 == 4
-    assert {damage.kind for damage in done.repaired} == {"manifest", "pack"}
+    assert len(result.repaired) == damages + 1 == 4
+    assert {damage.kind for damage in result.repaired} == {"manifest", "pack"}
     assert list((repository.root / "tmp").iterdir()) == []
     assert {path.stat().st_mode & 0o777 for path in (repository.root / "packs").iterdir()} == {0o700}
     assert {path.stat().st_mode & 0o777 for path in packs(repository)} == {0o600}
@@ -90,10 +90,10 @@ def test_restorable_checkpoints_are_listed_without_another_store(stores: tuple[R
     _, _, other = repository.checkpoints()
     flip(pack_path(repository, other.packs[0].digest), 100)
     before = _tree(repository.root)
-    done = repair(repository)
-    assert done.now == verify(repository)
-    assert (done.repaired, done.unrepaired) == ((), ())
-    assert set(done.restorable) == set(repository.ids()) - {other.id}
+    result = repair(repository)
+    assert result.now == verify(repository)
+    assert (result.repaired, result.unrepaired) == ((), ())
+    assert set(result.restorable) == set(repository.ids()) - {other.id}
     assert _tree(repository.root) == before
 
 
@@ -102,9 +102,9 @@ def test_only_the_requested_checkpoint_is_repaired(stores: tuple[Repository, Rep
     first, _, other = repository.checkpoints()
     for checkpoint in (first, other):
         flip(pack_path(repository, checkpoint.packs[0].digest), 100)
-    done = repair(repository, [other.id], source=copy)
-    assert [damage.name for damage in done.repaired] == [other.packs[0].digest]
-    assert done.restorable == (other.id,)
+    result = repair(repository, [other.id], source=copy)
+    assert [damage.name for damage in result.repaired] == [other.packs[0].digest]
+    assert result.restorable == (other.id,)
     assert first.id in verify(repository).lost
     with pytest.raises(NoSuchCheckpoint):
         repair(repository, [CheckpointId("0" * 64)], source=copy)
@@ -148,13 +148,13 @@ def test_damage_in_both_stores_stays(
     flip(pack_path(repository, digest), 100)
     spoil(pack_path(copy, digest))
     before = _tree(repository.root)
-    done = repair(repository, source=copy)
+    result = repair(repository, source=copy)
     assert _tree(repository.root) == before
-    assert done.repaired == ()
-    assert [still.name for still in done.unrepaired] == [digest]
-    assert why in done.unrepaired[0].why
-    assert str(copy.root) in done.unrepaired[0].why
-    assert done.now.lost == verify(repository).lost
+    assert result.repaired == ()
+    assert [still.name for still in result.unrepaired] == [digest]
+    assert why in result.unrepaired[0].why
+    assert str(copy.root) in result.unrepaired[0].why
+    assert result.now.lost == verify(repository).lost
 
 
 def test_manifest_missing_from_both_stores_is_lost(stores: tuple[Repository, Repository]) -> None:
@@ -164,15 +164,15 @@ def test_manifest_missing_from_both_stores_is_lost(stores: tuple[Repository, Rep
         flip(manifest_path(repository, checkpoint.id), 9)
     copy.remove([first.id])
     flip(manifest_path(copy, second.id), 9)
-    done = repair(repository, source=copy)
-    assert set(done.unrepaired) == {
+    result = repair(repository, source=copy)
+    assert set(result.unrepaired) == {
         Unrepaired(first.id, f"{copy.root} has no checkpoint {first.short_id}"),
         Unrepaired(
             second.id,
             f"in {copy.root}: the manifest of checkpoint {second.short_id} is damaged: its SHA-256 is not its id",
         ),
     }
-    assert done.now.lost == tuple(sorted((first.id, second.id)))
+    assert result.now.lost == tuple(sorted((first.id, second.id)))
 
 
 def test_unsuitable_other_store_is_refused(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_unsuitable_other_store_is_refused(stores: tuple[Repository, Repository]
     with pytest.raises(UsageError, match="the damaged store itself"):
         repair(repository, source=Repository.open(tmp_path / "link"))
     _spoil_everything(repository.root)
-    done = repair(repository, source=Repository.open(tmp_path / "empty", create=True))
-    assert done.repaired == ()
-    assert len(done.unrepaired) == 4 - 1, "the pack that only the spoilt manifest names is not known"
+    result = repair(repository, source=Repository.open(tmp_path / "empty", create=True))
+    assert result.repaired == ()
+    assert len(result.unrepaired) == 4 - 1, "the pack that only the spoilt manifest names is not known"
 
 
 @settings(max_examples=examples(40))
@@ -202,11 +202,11 @@ def test_repair_makes_nothing_worse(
             for share in shares:
                 flip(root / pack.relative_to(repository.root), int(share * pack.stat().st_size))
         before, theirs = verify(repository), verify(copy)
-        done = repair(repository, source=copy)
-        assert set(done.now.lost) <= set(before.lost)
-        assert done.now == verify(repository)
+        result = repair(repository, source=copy)
+        assert set(result.now.lost) <= set(before.lost)
+        assert result.now == verify(repository)
         if not theirs.damages:
-            assert done.now.damages == ()
+            assert result.now.damages == ()
         assert {name for name, content in _tree(repository.root).items() if content != whole[name]} <= {
             str(pack.relative_to(repository.root))
         }
@@ -288,8 +288,8 @@ def test_missing_manifest_is_copied_from_the_other_store(stores: tuple[Repositor
     whole = _tree(repository.root)
     first = repository.ids()[0]
     manifest_path(repository, first).unlink()
-    done = repair(repository, source=copy)
-    assert (done.now.damages, [damage.name for damage in done.repaired]) == ((), [first])
+    result = repair(repository, source=copy)
+    assert (result.now.damages, [damage.name for damage in result.repaired]) == ((), [first])
     assert _tree(repository.root) == whole
 
 

@@ -97,11 +97,11 @@ def test_checkpoint_without_a_copy_budget_copies_nothing(tmp_path: Path) -> None
     for _ in range(2):
         with (program.directory / "pages-1.img").open("r+b") as file:
             file.write(b"".join(some_pages(program.rng, 100)))
-        made = ingest(repository, program.directory, described(), copies=False)
+        checkpoint = ingest(repository, program.directory, described(), copies=False)
         # The index may be that of the checkpoint before.
-        assert made.statistics.new_bytes in (100 * PAGE_SIZE, 101 * PAGE_SIZE)
-        assert made.statistics.copied_bytes == 0
-        assert restore_files(repository, made, tmp_path) == files_of(program.directory)
+        assert checkpoint.statistics.new_bytes in (100 * PAGE_SIZE, 101 * PAGE_SIZE)
+        assert checkpoint.statistics.copied_bytes == 0
+        assert restore_files(repository, checkpoint, tmp_path) == files_of(program.directory)
 
 
 def test_old_pack_becomes_unused(tmp_path: Path) -> None:

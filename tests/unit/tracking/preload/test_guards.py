@@ -131,8 +131,8 @@ def _answers(library: Path, work: Path, hold: Hold) -> dict[str, Any]:
     words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
     preloaded = ("env", f"LD_PRELOAD={library}", f"CRCKPT_TRACKER={UffdWp.name}")
     environment = os.environ | hold.environment
-    done = subprocess.run([*preloaded, *words], capture_output=True, text=True, check=True, env=environment)
-    answers: dict[str, Any] = json.loads(done.stdout)
+    result = subprocess.run([*preloaded, *words], capture_output=True, text=True, check=True, env=environment)
+    answers: dict[str, Any] = json.loads(result.stdout)
     return answers
 
 

@@ -171,8 +171,8 @@ def test_program_linked_with_musl_can_load_it(library: Path, tmp_path: Path) -> 
     (tmp_path / "program.c").write_text(_MUSL)
     subprocess.run(["musl-gcc", "-o", str(tmp_path / "program"), str(tmp_path / "program.c")], check=True)
     words = [str(tmp_path / "program")]
-    done = subprocess.run(words, env=environment(library), capture_output=True, text=True, check=True)
-    assert done.stdout == "-1 1 -1 1\n"
+    result = subprocess.run(words, env=environment(library), capture_output=True, text=True, check=True)
+    assert result.stdout == "-1 1 -1 1\n"
 
 
 def test_preload_environment_of_each_kind_of_criu(tmp_path: Path) -> None:
@@ -241,9 +241,9 @@ def test_scan_without_progress_is_an_error(tmp_path: Path) -> None:
     call = "found = syscall(SYS_ioctl, number, SCAN, &scan);"
     stuck = preload_library(tmp_path, call, f"{call} found = 0, scan.walk_end = scan.start;")
     words = ["/usr/bin/python3", "-S", "-c", RESETS]
-    done = subprocess.run(words, env=environment(stuck), capture_output=True, text=True, timeout=SOON, check=True)
-    assert done.stdout == f"-1 {errno.EIO}\n"
-    assert "does not get on" in done.stderr
+    result = subprocess.run(words, env=environment(stuck), capture_output=True, text=True, timeout=SOON, check=True)
+    assert result.stdout == f"-1 {errno.EIO}\n"
+    assert "does not get on" in result.stderr
 
 
 def test_soft_dirty_results_equal_those_without_the_library(library: Path, tmp_path: Path) -> None:

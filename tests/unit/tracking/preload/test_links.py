@@ -115,8 +115,8 @@ def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:
     (tmp_path / "to-roots").symlink_to("roots")
     environment = os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)}
     words = [sys.executable, "-S", "-c", GHOST, str(tmp_path)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == {
         "create": 0,
         "create through link": errno.ENOTDIR,
         "chown": 0,
@@ -170,12 +170,12 @@ def test_two_runs_of_criu_use_different_names(library: Path) -> None:
 
 def tries(library: Path, root: Path, *names: str) -> dict[str, int]:
     """Link to `file` by each name, then unlink each: the errors, or 0."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-c", TRIES, str(root), *names],
         env=os.environ | {"LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
         check=True,
     )
-    found: dict[str, int] = json.loads(done.stdout)
+    found: dict[str, int] = json.loads(result.stdout)
     return found

@@ -123,14 +123,14 @@ def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
 
 def _tried(*tries: tuple[str, Path]) -> list[int]:
     words = json.dumps([(what, str(path)) for what, path in tries])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-c", TRIES, words],
         env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)},
         capture_output=True,
         text=True,
         check=True,
     )
-    found: list[int] = json.loads(done.stdout)
+    found: list[int] = json.loads(result.stdout)
     return found
 
 
@@ -176,7 +176,7 @@ def test_connected_socket_is_the_one_found(place: Path) -> None:
             try:
                 words = [sys.executable, "-S", "-c", CONNECTS, theirs]
                 environment = os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)}
-                done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+                result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
             finally:
                 exchanges.kill()
-    assert done.stdout.split() == [theirs]
+    assert result.stdout.split() == [theirs]
