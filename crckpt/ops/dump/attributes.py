@@ -68,13 +68,13 @@ def record_descriptors(observed: Observed) -> object:
 def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> AttributeRecord:
     """The attributes of the tree below `root` as it is now, for the details of its checkpoint."""
     groups: dict[Members, int] = {}
-    processes = []
-    read_sockets: list[sockets.SocketRecord] = []
+    processes: list[ProcessRecord] = []
     were_asked: list[int] = []
+    read_sockets: list[sockets.SocketRecord] = []
     known: set[int] = set()
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
-            read = _process(process, asked.get(process.pid, {}), groups)
+            read = _read_process(process, asked.get(process.pid, {}), groups)
             # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
             numbers = set(known)
             own_sockets = tuple(
@@ -97,24 +97,23 @@ def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> At
     )
 
 
-def _process(process: proc.Process, asked: dict[str, AttributeValue], groups: dict[Members, int]) -> ProcessRecord:
-    pid = process.pid
-    members = read_cgroups(pid)
-    return ProcessRecord(
-        pid=process.ns_pids[-1],
-        threads=dict(_threads(process)),
-        values=dict(_read(tasks.OF_PROCESS.items(), pid)) | asked,
-        groups=groups.setdefault(members, len(groups)),
-        labels=dict(_labels(pid)),
-        has_own_groups=proc.namespace(pid, "cgroup") != proc.namespace("self", "cgroup"),
-    )
-
-
-def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, AttributeValue]]]:
+def _read_process(process: proc.Process, asked: dict[str, AttributeValue], groups: dict[Members, int]) -> ProcessRecord:
+    pid, threads, labels = process.pid, {}, {}
     for tid in process.threads:
         with suppress(OSError):
-            inside = tid if len(process.ns_pids) == 1 else proc.inner_tid(process.pid, tid)
-            yield inside, dict(_read(tasks.OF_THREAD.items(), tid))
+            inside = tid if len(process.ns_pids) == 1 else proc.inner_tid(pid, tid)
+            threads[inside] = dict(_read(tasks.OF_THREAD.items(), tid))
+    for name in _LABELS:
+        with suppress(OSError):
+            labels[name] = procfs.text(f"/proc/{pid}/attr/{name}").strip("\0\n")
+    return ProcessRecord(
+        pid=process.ns_pids[-1],
+        threads=threads,
+        values=dict(_read(tasks.OF_PROCESS.items(), pid)) | asked,
+        groups=groups.setdefault(read_cgroups(pid), len(groups)),
+        labels={name: label for name, label in labels.items() if label},
+        has_own_groups=proc.namespace(pid, "cgroup") != proc.namespace("self", "cgroup"),
+    )
 
 
 def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, AttributeValue]]:
@@ -123,13 +122,6 @@ def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[
         # ValueError: this kernel formats the file differently.
         with suppress(OSError, ValueError):
             yield name, reader(number)
-
-
-def _labels(pid: int) -> Iterator[tuple[str, str]]:
-    for name in _LABELS:
-        with suppress(OSError):
-            if label := procfs.text(f"/proc/{pid}/attr/{name}").strip("\0\n"):
-                yield name, label
 
 
 def _has_hint(pid: int, names: tuple[str, ...] = ("NoNewPrivs", "Seccomp", "VmLck")) -> bool:

@@ -29,13 +29,25 @@ def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = 
     if newest is None or newest.details is None:
         return
     last, details = newest.checkpoint, newest.details
+    typed = f"crckpt {command} {shlex.quote(target.request.target)}"
     if target.request.job is None:
-        _check_owner(target, last, details, command)
+        _check_owner(target, last, details, typed)
     if target.request.other_program:
         return
-    program = read_program(newest.repository, last, details)
-    if not (_is_same_process(target, program, details) or is_same_program(program, target.program)):
-        raise _make_refusal(target, last, program, command)
+    program, ours = read_program(newest.repository, last, details), target.program
+    # A program that was started by a relative path, and then changes its directory, seems to be another one.
+    recorded = details.get("root") if program.executable == ours.executable else None
+    root = None if recorded is None else msgspec.convert(recorded, proc.Identity)
+    if root == target.observed.tree.root.identity or is_same_program(program, ours):
+        return
+    # The code of two programs is not shown.
+    runs = ours.title if ours.title != program.title else f"{program.called} with other code"
+    raise PreflightRefused(
+        f"the job {target.job} is of another program: its last checkpoint, {last.short_id}, is of {program.title}, but "
+        f"PID {target.pid} runs {runs}",
+        hint=f"choose another name: {typed} NAME; or give {target.job} to this program: {typed} {target.job} "
+        "--job-of-another-program",
+    )
 
 
 def find_shared_job(target: DumpTarget, newest: LastCheckpoint | None) -> tuple[Finding, ...]:
@@ -53,26 +65,6 @@ def find_shared_job(target: DumpTarget, newest: LastCheckpoint | None) -> tuple[
         return ()
     checkpoint, typed = newest.checkpoint.short_id, shlex.quote(target.request.target)
     return (cause("job-shared").finding(job=target.job, checkpoint=checkpoint, pid=other.pid, target=typed),)
-
-
-def _is_same_process(target: DumpTarget, program: Program, details: dict[str, Any]) -> bool:
-    # A program that was started by a relative path, and then changes its directory, seems to be another one.
-    recorded = details.get("root")
-    if recorded is None or program.executable != target.program.executable:
-        return False
-    return msgspec.convert(recorded, proc.Identity) == target.observed.tree.root.identity
-
-
-def _make_refusal(target: DumpTarget, last: Checkpoint, program: Program, command: str) -> PreflightRefused:
-    # The code of two programs is not shown.
-    runs = target.program.title if target.program.title != program.title else f"{program.called} with other code"
-    words = f"crckpt {command} {shlex.quote(target.request.target)}"
-    return PreflightRefused(
-        f"the job {target.job} is of another program: its last checkpoint, {last.short_id}, is of {program.title}, but "
-        f"PID {target.pid} runs {runs}",
-        hint=f"choose another name: {words} NAME; or give {target.job} to this program: {words} {target.job} "
-        "--job-of-another-program",
-    )
 
 
 def read_program(repository: Repository, checkpoint: Checkpoint, details: dict[str, Any]) -> Program:
@@ -97,7 +89,7 @@ def _find_root(checkpoint: Checkpoint, details: dict[str, Any]) -> dict[str, Any
     return next((entry for entry in details.get("processes", ()) if entry["pid"] == root), {})
 
 
-def _check_owner(target: DumpTarget, last: Checkpoint, details: dict[str, Any], command: str) -> None:
+def _check_owner(target: DumpTarget, last: Checkpoint, details: dict[str, Any], typed: str) -> None:
     # A program that calls itself `postgres` would become the newest checkpoint of that job, which a restore takes, and
     # for which a cleanup removes others. Root's own programs may: root reads and writes all.
     root = target.observed.tree.root
@@ -108,5 +100,5 @@ def _check_owner(target: DumpTarget, last: Checkpoint, details: dict[str, Any], 
         raise UsageError(
             f"process {root.pid} ({root.comm}) belongs to user {root.uids[0]}, but the job {target.job} has "
             f"checkpoints of a program of user {uids[0]}",
-            hint=f"choose another job: crckpt {command} {shlex.quote(target.request.target)} JOB",
+            hint=f"choose another job: {typed} JOB",
         )

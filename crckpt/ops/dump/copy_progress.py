@@ -24,8 +24,14 @@ def copying_reported(images: Path, memory: int, progress: Progress) -> Iterator[
     def report() -> None:
         progress(0, memory)
         while not is_over.wait(_INTERVAL_S):
+            copied = 0
+            # CRIU makes the files while we look.
+            with suppress(OSError), os.scandir(images) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        copied += entry.stat(follow_symlinks=False).st_size if entry.name.startswith("pages-") else 0
             # The tree may have grown since its memory was measured.
-            progress(min(_count_bytes(images), memory), memory)
+            progress(min(copied, memory), memory)
 
     thread = threading.Thread(target=report, daemon=True)
 
@@ -38,14 +44,3 @@ def copying_reported(images: Path, memory: int, progress: Progress) -> Iterator[
         yield end
     finally:
         end()
-
-
-def _count_bytes(images: Path) -> int:
-    total = 0
-    # CRIU makes the files while we look.
-    with suppress(OSError), os.scandir(images) as entries:
-        for entry in entries:
-            if entry.name.startswith("pages-"):
-                with suppress(OSError):
-                    total += entry.stat(follow_symlinks=False).st_size
-    return total

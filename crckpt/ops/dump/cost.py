@@ -1,32 +1,54 @@
-"""Read what a tree uses, and predict what a dump of it would cost: from its size, and from trials on this host."""
+"""Read what a tree uses, and predict what a dump costs and adds to the store: from its size, and from trials here."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.host import machine, proc
 from crckpt.host.disk import space
+from crckpt.host.observe import memory as resident
+from crckpt.host.observe.tree import Observed
 from crckpt.host.usage import ProcessUsage, read_process_usage
-from crckpt.model import DumpOptions, JobName, Statistics
-from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.dump.forecast import SpeedTrial, load_of_tree, try_speed
-from crckpt.ops.dump.growth import TrialPlace, opened_trial_place, read_sample
+from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
+from crckpt.ops.context import Context
+from crckpt.ops.dump.forecast import load_of_tree, try_speed
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.preflight.dump.cost import CommitSpeed, ImageFiles, Prediction, predict_cost
-from crckpt.store import NewCheckpoint, Repository, ingest
+from crckpt.preflight.dump.space import Growth, predict_growth
+from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
+from crckpt.store.write.storage_estimate import StorageTrial, TrialResult
+
+if TYPE_CHECKING:
+    from crckpt.ops.dump.examine import DumpTarget
 
 # How often each is measured.
 _TIMES: Final = 2
 
 # An image of a process or thread has its number in the name.
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
+
+# Bytes of the tree's memory that are stored on trial: some 50 ms.
+_SAMPLE: Final = 12 << 20
+
+# For the decision whether a dump fits: repeated pages show only in a larger sample.
+_LARGE_SAMPLE: Final = 32 << 20
+
+# Of the wanted sample: a smaller one is not representative.
+_LEAST: Final = 1 / 4
+
+# Of the free space: the sample is written twice, and other programs need space, too.
+_OF_FREE: Final = 1 / 4
+
+_ZEROES: Final = bytes(PAGE_SIZE)
 
 
 class UsingProcess(Struct, frozen=True):
@@ -57,53 +79,115 @@ def read_tree_usage(tree: proc.Tree) -> Iterator[UsingProcess]:
 def predict(target: DumpTarget) -> DumpPrediction:
     """Predict what a dump would cost."""
     try:
-        with opened_trial_place(target.job, target.context) as place:
+        with _opened_trial_place(target.job, target.context) as place:
             tried = try_speed(target.criu.path, place.staging)
-            images = _image_files(tried)
-            sample = read_sample(target.observed)
-            commit = _commit_speed(place, tried.images, sample)
-            found = predict_cost(load_of_tree(target.observed), tried.speed, images, commit, _size(sample))
-            return DumpPrediction(found, f"{place.assumes}{_assumption_on_disk(found.raw_bytes, place.staging)}")
+            images, load = tried.images[0], tried.load
+            sizes = {path.name: path.stat().st_size for path in images.iterdir() if not path.name.startswith("pages-")}
+            of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
+            files = ImageFiles(
+                files=len(sizes) - len(of_tasks),
+                process_files=(len(of_tasks) - load.threads) / load.processes,
+                process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{tried.root}.img")),
+            )
+            sample = _read_sample(target.observed)
+            commit, sampled = _try_commit(place, tried.images, sample), sum(map(len, sample))
+            found = predict_cost(load_of_tree(target.observed), tried.speed, files, commit, sampled)
+            limit, assumes = space.unwritten_limit(), place.assumes
+            if found.raw_bytes > limit and not space.is_in_memory(place.staging):
+                assumes += f"; this assumes a fast disk: after about {limit} bytes, writers must wait for it"
+            return DumpPrediction(found, assumes)
     # A failure is returned as the reason: the dump may work all the same.
     except (CrckptError, OSError) as error:
         return DumpPrediction(why_not=to_crckpt_error(error, HostCannot, "a trial").message)
 
 
-def _assumption_on_disk(size: int, staging: Path) -> str:
-    """Name what a prediction assumes of the disk for so many bytes of images."""
-    limit = space.unwritten_limit()
-    if size <= limit or space.is_in_memory(staging):
-        return ""
-    return f"; this assumes a fast disk: after about {limit} bytes, writers must wait for it"
+def try_growth(observed: Observed, job: JobName, context: Context, images: int) -> Growth | None:
+    """Predict how much a checkpoint with `images` bytes of images adds to the store. None if that cannot be tried."""
+    free = space.free_disk(space.nearest_existing(context.store))
+    try:
+        with _opened_trial_place(job, context) as place:
+            sample = _read_sample(observed, min(_LARGE_SAMPLE, int(free * _OF_FREE)))
+            alone, most = place.store(sample)
+    # The dump may work all the same.
+    except (CrckptError, OSError):
+        return None
+    stored = max(most.stored - alone.stored, 0)
+    pages = [run[at : at + PAGE_SIZE] for run in sample for at in range(0, len(run), PAGE_SIZE)]
+    written = [page for page in pages if page != _ZEROES]
+    repeated = len(written) - len(set(written))
+    return predict_growth(images, observed.memory, sum(map(len, sample)), repeated, stored)
 
 
-def _size(sample: list[bytes]) -> int:
-    return sum(map(len, sample))
+class _TrialPlace(Struct, frozen=True):
+    """Directories on the disks that a dump would use, a store of our own, and what stores a sample on trial.
+
+    `is_next`: the dump would follow another checkpoint of its job.
+    """
+
+    work: Path
+    staging: Path
+    own: Repository
+    on_trial: StorageTrial
+    is_next: bool
+    assumes: str
+
+    def store(self, memory: list[bytes]) -> list[TrialResult]:
+        """Store one new page alone, and with `memory`: the difference is without the fixed cost of a pack."""
+        page, path, results = os.urandom(PAGE_SIZE), self.work / "memory", []
+        for content in ([page], [page, *memory]):
+            path.touch(mode=0o600)
+            path.write_bytes(b"".join(content))
+            try:
+                results.append(self.on_trial.store(path))
+            finally:
+                path.unlink()
+        return results
 
 
-def _image_files(tried: SpeedTrial) -> ImageFiles:
-    images, load = tried.images[0], tried.load
-    sizes = {path.name: path.stat().st_size for path in images.iterdir() if not path.name.startswith("pages-")}
-    of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
-    return ImageFiles(
-        files=len(sizes) - len(of_tasks),
-        process_files=(len(of_tasks) - load.threads) / load.processes,
-        process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{tried.root}.img")),
-    )
+@contextmanager
+def _opened_trial_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
+    """Make the directories, and remove them after the block. Raises StoreUnusable, StoreLocked, OSError."""
+    above = space.nearest_existing(context.store)
+    store = context.repository() if above == context.store and any(above.iterdir()) else None
+    with ExitStack() as stack:
+        # The lock is held for a moment only: what `StorageTrial` needs of the store stays open even if it is removed.
+        with store.shared() if store else nullcontext():
+            work = stack.enter_context(staged(store.backend.scratch if store else above))
+            # Use our own store on the same disk: the trial must leave nothing in the user's.
+            own = Repository.open(work / "own", create=True)
+            series = store.checkpoints(job) if store else ()
+            on_trial = StorageTrial(store or own, series[-1] if series else None, work, context.compress)
+        staging = work
+        if context.staging is not None:
+            staging = stack.enter_context(staged(context.staging))
+            (work / STAGING).symlink_to(staging)
+        which = "next" if series else "first"
+        assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ' (a new store)'}"
+        yield _TrialPlace(work, staging, own, on_trial, bool(series), assumes)
 
 
-def _commit_speed(place: TrialPlace, images: tuple[Path, ...], sample: list[bytes]) -> CommitSpeed:
+def _read_sample(observed: Observed, most: int = _SAMPLE) -> list[bytes]:
+    """Read some of the tree's memory, in runs of whole pages. Raises HostCannot if too little can be read."""
+    wanted = min(most, observed.memory)
+    sample = list(resident.sample(observed.tree.pids, observed.memory, wanted))
+    if sum(map(len, sample)) < wanted * _LEAST:
+        raise HostCannot("crckpt can read too little of the tree's memory: it is swapped out or sparse")
+    return sample
+
+
+def _try_commit(place: _TrialPlace, images: tuple[Path, ...], sample: list[bytes]) -> CommitSpeed:
     # These rounds measure what small files cost. What memory costs is measured with the sample, which is the tree's
     # own.
     for directory in images:
         for path in (*directory.glob("pages-*"), *directory.glob("pagemap-*")):
             path.unlink()
     rounds = [_store(place.own, directory, "trial") for directory in images]
-    bare = _make_directory(place.work / "bare")
+    bare = place.work / "bare"
+    bare.mkdir(mode=0o700)
     nothing = _store(place.own, bare, "nothing")
     # In the second round the store already has most files, as after another checkpoint of the job.
     usual = rounds[-1 if place.is_next else 0]
-    files = len(list(images[0].iterdir()))
+    files, sampled = len(list(images[0].iterdir())), sum(map(len, sample))
     little, most = zip(*(place.store(sample) for _ in range(_TIMES)), strict=True)
     # Of pages that are known or zero little is written: then the disk's variation is more than their cost.
     spent = max(
@@ -115,14 +199,9 @@ def _commit_speed(place: TrialPlace, images: tuple[Path, ...], sample: list[byte
         fixed_stored=nothing.stored_bytes,
         file_ms=max(min(found.commit_ms for found in rounds) - nothing.commit_ms, 0.0) / files,
         file_stored=max(usual.stored_bytes - nothing.stored_bytes, 0) / files,
-        byte_ms=max(spent, 0.0) / _size(sample),
-        byte_stored=max(most[0].stored - little[0].stored, 0) / _size(sample),
+        byte_ms=max(spent, 0.0) / sampled,
+        byte_stored=max(most[0].stored - little[0].stored, 0) / sampled,
     )
-
-
-def _make_directory(directory: Path) -> Path:
-    directory.mkdir(mode=0o700)
-    return directory
 
 
 def _store(repository: Repository, images: Path, job: str) -> Statistics:

@@ -216,7 +216,7 @@ def _judge_space(
     # After rounds a trial would only let the tree write more.
     if is_tight and storage.memory is None and not is_blocked:
         # Rarely needed and slow to import: a trial stores memory.
-        from crckpt.ops.dump.growth import try_growth
+        from crckpt.ops.dump.cost import try_growth
 
         growth = try_growth(observed, job, context, images)
     shortages = tuple(find_shortages(images, free, growth))

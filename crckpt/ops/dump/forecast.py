@@ -16,7 +16,7 @@ from crckpt.host.observe.tree import Observed
 from crckpt.host.proc.maps import count_maps
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.result import RoundResult
-from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed, usual_ms
+from crckpt.preflight.dump.cost import DumpSpeed, Load, dump_speed
 from crckpt.preflight.dump.files import ghost_files
 from crckpt.tracking.choose_tracker import count_written
 
@@ -36,7 +36,14 @@ class SpeedTrial(Struct, frozen=True):
 def try_speed(criu: Path, staging: Path) -> SpeedTrial:
     """Dump a small tree of ours with this CRIU into the private directory `staging`. Raises HostCannot."""
     with running_trial_tree(criu, staging) as tried:
-        load = _load_of(tried.root, tried.child)
+        pids = (tried.root, tried.child)
+        load = Load(
+            memory=proc.memory(*pids),
+            maps=sum(map(count_maps, pids)),
+            descriptors=sum(len(proc.descriptors(pid)) for pid in pids),
+            threads=sum(len(process.threads) for pid in pids if (process := proc.read_process(pid))),
+            processes=len(pids),
+        )
         dumps = [tried.dump(name) for name in _ROUNDS]
     quick = dump_speed(
         load,
@@ -50,8 +57,10 @@ def try_speed(criu: Path, staging: Path) -> SpeedTrial:
 def load_of_tree(observed: Observed) -> Load:
     """The sizes with which the time of a dump grows."""
     live = [process for process in observed.tree.processes if process.state != "zombie"]
+    # CRIU copies files without a name. Mapped ones in memory are counted as memory.
+    mapped = {path for path, *_ in observed.deleted_maps if is_in_memory(path)}
     return Load(
-        memory=observed.memory + _ghost_bytes(observed),
+        memory=observed.memory + sum(size for path, size in ghost_files(observed) if path not in mapped),
         maps=sum(count_maps(process.pid) for process in live),
         descriptors=len(observed.descriptors),
         threads=sum(len(process.threads) for process in live),
@@ -59,39 +68,16 @@ def load_of_tree(observed: Observed) -> Load:
     )
 
 
-class Forecast(Struct, frozen=True):
-    """Estimates of the freeze of a dump of this load at this speed. The tree's processes are those below `root`."""
-
-    speed: DumpSpeed
-    load: Load
-    root: proc.Process
-
-    def full_ms(self) -> float:
-        """The freeze of a full dump, in milliseconds."""
-        return self.speed.byte_ms * self.load.memory + self._else_ms()
-
-    def after_ms(self, last: RoundResult, tracker: str) -> float:
-        """The freeze of a dump now, after the `last` round, in milliseconds; `tracker` is its name."""
-        return self.ms_of(last, *bytes_left(self.root, tracker))
-
-    def ms_of(self, last: RoundResult, tracked: int, whole: int) -> float:
-        """The same, if so many bytes are left as `bytes_left` returns."""
-        # The round reset the bits at its begin, so what is written now took about as long as the round; the tree writes
-        # some more until CRIU has started.
-        growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
-        # At most all of the tree's memory, which may have grown since it was measured.
-        most = max(self.load.memory, tracked + last.fixed_bytes + whole)
-        memory = min(tracked * growth + last.fixed_bytes + whole, most)
-        # CRIU does again what it did in the freeze of the round, and writes the pages and what is not memory.
-        return last.frozen_ms + self.speed.byte_ms * memory + self._else_ms()
-
-    def _else_ms(self) -> float:
-        return self.speed.slowness * usual_ms(self.load)
-
-
-def forecast_freeze(criu: Path, staging: Path, observed: Observed) -> Forecast:
-    """Try this host's speed in the private directory `staging`. Raises HostCannot."""
-    return Forecast(try_speed(criu, staging).speed, load_of_tree(observed), observed.tree.root)
+def freeze_after_ms(speed: DumpSpeed, load: Load, last: RoundResult, tracked: int, whole: int) -> float:
+    """Estimate the freeze of a dump of this load after the `last` round; bytes are left as `bytes_left` returns."""
+    # The round reset the bits at its begin, so what is written now took about as long as the round; the tree writes
+    # some more until CRIU has started.
+    growth = 1 + speed.around_ms / max(last.ms, speed.around_ms)
+    # At most all of the tree's memory, which may have grown since it was measured.
+    most = max(load.memory, tracked + last.fixed_bytes + whole)
+    memory = min(tracked * growth + last.fixed_bytes + whole, most)
+    # CRIU does again what it did in the freeze of the round, and writes the pages and what is not memory.
+    return last.frozen_ms + speed.freeze_ms(load, memory)
 
 
 def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
@@ -110,23 +96,6 @@ def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
     return tracked, whole
 
 
-def _ghost_bytes(observed: Observed) -> int:
-    """Bytes of files without a name, which CRIU copies, without mapped ones in memory: they are counted as memory."""
-    mapped = {path for path, *_ in observed.deleted_maps if is_in_memory(path)}
-    return sum(size for path, size in ghost_files(observed) if path not in mapped)
-
-
 def is_in_memory(path: str) -> bool:
     """Return whether that file, which may have no name any more, is on a file system in memory."""
     return space.is_in_memory(space.nearest_existing(Path(path).parent))
-
-
-def _load_of(*pids: int) -> Load:
-    threads = [process.threads for pid in pids if (process := proc.read_process(pid))]
-    return Load(
-        memory=proc.memory(*pids),
-        maps=sum(count_maps(pid) for pid in pids),
-        descriptors=sum(len(proc.descriptors(pid)) for pid in pids),
-        threads=sum(map(len, threads)),
-        processes=len(pids),
-    )

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import CriuRun
-from crckpt.criu.find import Criu
 from crckpt.criu.hold import GaveUp, Hold, Step, can_hold, holds_at
 from crckpt.helper.kinds import KEEPER
 from crckpt.helper.records import record_path
@@ -146,11 +145,23 @@ def criu_started_early(
 
     Raises HostCannot.
     """
-    criu = context.criu()
-    options = _guess_options(request, root, criu)
-    if options is None or not can_hold(workspace.work):
+    # A look at the tree would take as long as CRIU's start. A wrong guess costs a CRIU that was started in vain.
+    criu, ours = context.criu(), proc.read_process(os.getpid())
+    own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
+    apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}
+    # Such a CRIU is started in another way: it enters namespaces, or gets the environment of a tracker.
+    is_tracked = request.wants_tracker or record_path(KEEPER, root.identity).exists()
+    if apart & {"pid", "mnt"} or is_tracked or not can_hold(workspace.work):
         yield None
         return
+    # CRIU always locks a network namespace of the tree's own, with iptables unless it is told otherwise.
+    lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
+    options = DumpOptions(
+        tcp=request.tcp,
+        shell_job=root.sid != root.pid,
+        network_lock=lock if "net" in apart else None,
+        skip_in_flight=request.skip_in_flight,
+    )
 
     def command(paths: Paths) -> tuple[str, ...]:
         words = dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
@@ -158,22 +169,3 @@ def criu_started_early(
 
     with started_criu(command, workspace, root.pid, waits=True, stop=request.stop) as waiting:
         yield waiting
-
-
-def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> DumpOptions | None:
-    """Guess the plan for a tree that holds nothing unusual."""
-    # A look at the tree would take as long as CRIU's start. A wrong guess costs a CRIU that was started in vain.
-    ours = proc.read_process(os.getpid())
-    own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
-    apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}
-    # Such a CRIU is started in another way: it enters namespaces, or gets the environment of a tracker.
-    if apart & {"pid", "mnt"} or request.wants_tracker or record_path(KEEPER, root.identity).exists():
-        return None
-    # CRIU always locks a network namespace of the tree's own, with iptables unless it is told otherwise.
-    lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
-    return DumpOptions(
-        tcp=request.tcp,
-        shell_job=root.sid != root.pid,
-        network_lock=lock if "net" in apart else None,
-        skip_in_flight=request.skip_in_flight,
-    )

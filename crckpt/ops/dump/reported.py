@@ -21,8 +21,8 @@ from crckpt.images.files import read_files
 from crckpt.images.ids import read_ids
 from crckpt.images.mm import read_dumpable
 from crckpt.images.pipes import Fifo
-from crckpt.images.pstree import ProcessEntry, read_pstree
-from crckpt.images.regfile import GHOST, PROCESS, RegularFile, Remap, ghost_image, read_ghost, read_remaps
+from crckpt.images.pstree import read_pstree
+from crckpt.images.regfile import GHOST, PROCESS, RegularFile, ghost_image, read_ghost, read_remaps
 from crckpt.images.signal_owners import read_signal_owners
 from crckpt.ops.dump.attributes import Answers
 
@@ -55,35 +55,31 @@ def check_reported(images: Path, reported: Reported) -> None:
     """Raise DumpFailed if the images say something else than the kernel, or a task was killed while it was frozen."""
     if reported.states is None:
         return
-    rights = reported.states.rights
+    rights, processes = reported.states.rights, reported.states.processes
     _check_rights(images, rights, reported.securebits)
     _check_signal_owners(images, rights)
-    _check_files(images, reported.states.processes)
+    _check_files(images, processes)
     tree = images / "pstree.img"
     for entry in read_pstree(tree.read_bytes(), tree.name):
-        if state := reported.states.processes.get(entry.pid):
-            for what in _find_differences(images, entry, state):
-                raise DumpFailed(
-                    f"the dump failed: process {entry.pid} told CRIU that it has another {what} than it has: another "
-                    "process changed its memory during the dump",
-                    hint=_FIND,
-                )
-
-
-def _find_differences(images: Path, entry: ProcessEntry, state: ProcessState) -> tuple[str, ...]:
-    """Name what the images say of a process and the kernel does not."""
-    memory, places = images / f"mm-{entry.pid}.img", images / f"fs-{entry.pid}.img"
-    umask = read_directories(places.read_bytes(), places.name).umask if places.exists() else None
-    # Another user's program may execute as this one: its memory is then not for its user.
-    is_open = memory.exists() and read_dumpable(memory.read_bytes(), memory.name) == 1 and not state.is_dumpable
-    found = {
-        "list of threads": {*entry.threads} != state.threads,
-        "process group": entry.pgid != state.pgid,
-        "session": entry.sid != state.sid,
-        "umask": umask not in (None, state.umask),
-        "dumpable flag": is_open,
-    }
-    return tuple(what for what, differs in found.items() if differs)
+        if (state := processes.get(entry.pid)) is None:
+            continue
+        memory, places = images / f"mm-{entry.pid}.img", images / f"fs-{entry.pid}.img"
+        umask = read_directories(places.read_bytes(), places.name).umask if places.exists() else None
+        # Another user's program may execute as this one: its memory is then not for its user.
+        is_open = memory.exists() and read_dumpable(memory.read_bytes(), memory.name) == 1 and not state.is_dumpable
+        differences = {
+            "list of threads": {*entry.threads} != state.threads,
+            "process group": entry.pgid != state.pgid,
+            "session": entry.sid != state.sid,
+            "umask": umask not in (None, state.umask),
+            "dumpable flag": is_open,
+        }
+        for what in (what for what, differs in differences.items() if differs):
+            raise DumpFailed(
+                f"the dump failed: process {entry.pid} told CRIU that it has another {what} than it has: another "
+                "process changed its memory during the dump",
+                hint=_FIND,
+            )
 
 
 def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
@@ -118,35 +114,29 @@ def _check_files(images: Path, processes: Mapping[int, ProcessState]) -> None:
     # The path of a named pipe is that of another entry.
     entries = {file.id: file.file_id or 0 for file in opened if isinstance(file, Fifo)}
     for pid, descriptor in _find_descriptors(images):
-        entry = entries.get(descriptor.file_id, descriptor.file_id)
-        path, remap, fd = paths.get(entry), removed.get(entry), descriptor.fd
+        entry, fd = entries.get(descriptor.file_id, descriptor.file_id), descriptor.fd
+        path, remap = paths.get(entry), removed.get(entry)
         if path is None or pid not in links:
             continue
-        link, expected = links[pid].get(fd, ""), _find_links(path, remap)
-        if link not in expected or _is_other_ghost(images, remap, processes[pid].removed.get(fd)):
+        link, gone = links[pid].get(fd, ""), path.removesuffix(DELETED) + DELETED
+        # The kernel may say both of what is in a process's own /proc. NFS gives a removed file another name.
+        is_both = remap is not None and (remap.kind == PROCESS or Path(path).name.startswith(".nfs"))
+        is_other = link not in ((path, gone) if is_both else (path if remap is None else gone,))
+        is_other_content = False
+        if remap is not None and remap.kind == GHOST:
+            # It has no path: the content in the images must be that of the same inode.
+            ghost = images / ghost_image(remap.target)
+            is_other_content = read_ghost(ghost.read_bytes(), ghost.name).inode not in (
+                None,
+                processes[pid].removed.get(fd),
+            )
+        if is_other or is_other_content:
             raise DumpFailed(
                 f"the dump failed: process {pid} told CRIU that its descriptor {fd} is {path}, but it is "
-                f"{link or 'no file'}{' with another inode' if link in expected else ''}: another "
+                f"{link or 'no file'}{'' if is_other else ' with another inode'}: another "
                 "process changed its memory, or removed the file, during the dump",
                 hint=_FIND,
             )
-
-
-def _find_links(path: str, remap: Remap | None) -> tuple[str, ...]:
-    """Find what the kernel may say of a file."""
-    removed = path.removesuffix(DELETED) + DELETED
-    if remap is None:
-        return (path,)
-    # NFS gives a removed file another name.
-    return (path, removed) if remap.kind == PROCESS or path.rpartition("/")[2].startswith(".nfs") else (removed,)
-
-
-def _is_other_ghost(images: Path, remap: Remap | None, inode: int | None) -> bool:
-    """Return whether the content in the images is of another file than the one with this inode: it has no path."""
-    if remap is None or remap.kind != GHOST:
-        return False
-    image = images / ghost_image(remap.target)
-    return read_ghost(image.read_bytes(), image.name).inode not in (None, inode)
 
 
 def _find_descriptors(images: Path) -> Iterator[tuple[int, ImageDescriptor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Final
 
 from crckpt.causes import cause, preflight_refusal
 from crckpt.criu.command import Paths, pre_dump_command
-from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot, PreflightRefused
 from crckpt.host.proc import Tree
 from crckpt.host.process.own_limits import prlimit_words, read_descriptor_limits
@@ -22,7 +21,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed
 from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_again
-from crckpt.ops.dump.forecast import bytes_left, forecast_freeze
+from crckpt.ops.dump.forecast import bytes_left, freeze_after_ms, load_of_tree, try_speed
 from crckpt.ops.dump.launch import Workspace
 from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.parent_images import write_page_maps
@@ -57,7 +56,7 @@ def pre_copy(
     """Take the rounds that are asked for; return the target as its tree is after them, and the rounds.
 
     Raises PreflightRefused if the estimated freeze is too long and --abort-over was given, and what `take_rounds`,
-    `forecast_freeze` and `examine_again` raise.
+    `try_speed` and `examine_again` raise.
     """
     estimate_ms = _make_estimate(target, lineage, asked, workspace.staging)
 
@@ -67,9 +66,14 @@ def pre_copy(
         return bytes_left(target.observed.tree.root, lineage.summary.tracker)[0] < _LITTLE
 
     rounds = take_rounds(target, lineage, workspace.repository, workspace.work, asked.max_rounds, suffices)
-    is_tracked = lineage.keeper is not None and bool(rounds)
-    # Measuring the tree's memory again would take longer than everything else, and meanwhile the tree writes.
-    again = examine_again(target, _estimate_dump(target, lineage, rounds[-1]) if is_tracked else None)
+    is_tracked, memory = lineage.keeper is not None and bool(rounds), None
+    if is_tracked:
+        # The dump will copy what is left now, and as much again for tracked memory written until it begins. Measuring
+        # the tree's memory again would take longer than everything else, and meanwhile the tree writes.
+        tracked, whole = bytes_left(target.observed.tree.root, lineage.summary.tracker)
+        left = tracked + rounds[-1].fixed_bytes + whole
+        memory = min(left + tracked, max(left, target.observed.memory))
+    again = examine_again(target, memory)
     estimated_ms = estimate_ms(rounds[-1] if lineage.keeper is not None else None)
     # The last moment at which nothing was frozen for longer than a round.
     if asked.abort_over and not _fits(asked, estimated_ms):
@@ -90,15 +94,14 @@ def _make_estimate(
     if asked.max_freeze_ms is None:
         return lambda _: None
     with staged(staging) as place:
-        forecast = forecast_freeze(target.criu.path, place, target.observed)
-    return lambda last: forecast.full_ms() if last is None else forecast.after_ms(last, lineage.summary.tracker)
+        speed, load = try_speed(target.criu.path, place).speed, load_of_tree(target.observed)
 
+    def estimate_ms(last: RoundResult | None) -> float:
+        if last is None:
+            return speed.freeze_ms(load)
+        return freeze_after_ms(speed, load, last, *bytes_left(target.observed.tree.root, lineage.summary.tracker))
 
-def _estimate_dump(target: DumpTarget, lineage: Lineage, last: RoundResult) -> int:
-    """Bytes that the dump will copy: what is left now, and as much again for tracked memory written until it begins."""
-    tracked, whole = bytes_left(target.observed.tree.root, lineage.summary.tracker)
-    left = tracked + last.fixed_bytes + whole
-    return min(left + tracked, max(left, target.observed.memory))
+    return estimate_ms
 
 
 def _fits(asked: PreCopy, estimated_ms: float | None) -> bool:
@@ -147,7 +150,12 @@ def worthwhile_rounds(
 ) -> Iterator[RoundResult]:
     """Yield each round that `take` takes, until one `suffices`, `most` were taken, or another would not pay."""
     rounds: list[RoundResult] = []
-    while len(rounds) < most and not (rounds and suffices(rounds[-1])) and _pays(rounds):
+    while len(rounds) < most:
+        # Another round may leave less to the freeze, of tracked memory.
+        pages = [(one.bytes - one.fixed_bytes) // PAGE_SIZE for one in rounds[-2:]]
+        pays = not pages or (pages[-1] >= _FEW and (len(pages) < 2 or pages[-1] <= _LESS * pages[-2]))
+        if not pays or (rounds and suffices(rounds[-1])):
+            return
         rounds.append(take())
         yield rounds[-1]
 
@@ -165,7 +173,10 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
     images.mkdir(mode=0o700)
     before = str(parent.directory) if parent else None
     criu = target.criu
-    words = pre_dump_command(criu.path, target.pid, Paths(images, work), before, reads=_reads(lineage, criu))
+    # Soft-dirty bits miss memory that was exchanged with other memory (mremap) until it was copied, and back; write
+    # protection does not.
+    reads = lineage.summary.tracker == UffdWp.name and (criu_release(criu.version) or _UNKNOWN) >= _READS
+    words = pre_dump_command(criu.path, target.pid, Paths(images, work), before, reads=reads)
     command = (*_descriptor_limit_words(target, lineage), *lineage.environment, *words)
     # How much a later round copies is known only afterwards.
     total = 0 if parent else target.observed.memory
@@ -183,17 +194,15 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
         # CRIU copies nothing of stopped processes: if the whole tree is stopped it came to no gate, and reset nothing.
         lineage.report_freeze()
     lineage.commit(base)
-    _check_counts(lineage, base)
+    if lineage.keeper is None:
+        raise HostCannot(ENDED)
+    keeper = lineage.keeper.describe()
+    if keeper.counts_from != base:
+        raise HostCannot(keeper.why_full)
     pages = stats.pages_written + stats.shared_pages_written
     fixed_pages = _count_untracked(lineage.summary.tracker, target.observed.tree) + stats.shared_pages_written
-    return RoundResult(
-        base.number,
-        pages,
-        pages * PAGE_SIZE,
-        fixed_pages * PAGE_SIZE,
-        (time.monotonic() - began) * 1000,
-        stats.frozen_time / 1000,
-    )
+    spent_ms, frozen_ms = (time.monotonic() - began) * 1000, stats.frozen_time / 1000
+    return RoundResult(base.number, pages, pages * PAGE_SIZE, fixed_pages * PAGE_SIZE, spent_ms, frozen_ms)
 
 
 def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, ...]:
@@ -213,30 +222,6 @@ def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, 
         )
     # Twice as many: the tree may write more until CRIU has frozen it.
     return prlimit_words(2 * needed, limits)
-
-
-def _reads(lineage: Lineage, criu: Criu) -> bool:
-    """Return whether CRIU may copy pages after the freeze."""
-    # Soft-dirty bits miss memory that was exchanged with other memory (mremap) until it was copied, and back; write
-    # protection does not.
-    return lineage.summary.tracker == UffdWp.name and (criu_release(criu.version) or _UNKNOWN) >= _READS
-
-
-def _pays(rounds: Sequence[RoundResult]) -> bool:
-    """Return whether another round may leave less to the freeze, of tracked memory."""
-    pages = [(one.bytes - one.fixed_bytes) // PAGE_SIZE for one in rounds[-2:]]
-    if pages and pages[-1] < _FEW:
-        return False
-    return len(pages) < 2 or pages[-1] <= _LESS * pages[-2]
-
-
-def _check_counts(lineage: Lineage, base: RoundBase) -> None:
-    """Raise HostCannot unless the next dump counts from this round."""
-    if lineage.keeper is None:
-        raise HostCannot(ENDED)
-    keeper = lineage.keeper.describe()
-    if keeper.counts_from != base:
-        raise HostCannot(keeper.why_full)
 
 
 def _make_rounds_directory(context: Context, repository: Repository, lineage: Lineage) -> Path:

@@ -18,8 +18,7 @@ class Load(NamedTuple):
 
 
 class DumpSpeed(Struct, frozen=True):
-    """The speed of CRIU's dumps: milliseconds per byte of memory (`byte_ms`), and before and after the freeze
-    (`around_ms`).
+    """The speed of CRIU's dumps: milliseconds per byte of memory, and before and after the freeze (`around_ms`).
 
     `slowness`: the time for everything but memory, as a multiple of `usual_ms`.
     """
@@ -27,6 +26,10 @@ class DumpSpeed(Struct, frozen=True):
     byte_ms: float
     slowness: float
     around_ms: float
+
+    def freeze_ms(self, load: Load, memory: float | None = None) -> float:
+        """Return how long a dump freezes a tree. `memory`: how many bytes of it are copied; None for all."""
+        return self.byte_ms * (load.memory if memory is None else memory) + self.slowness * usual_ms(load)
 
 
 class ImageFiles(Struct, frozen=True):
@@ -49,10 +52,7 @@ class CommitSpeed(Struct, frozen=True):
 
 
 class Prediction(Struct, frozen=True):
-    """The expected cost of a dump, with the names of a checkpoint's statistics.
-
-    `sampled_bytes`: how much of the tree's memory was read for it.
-    """
+    """The expected cost of a dump, named as a checkpoint's statistics, from so many `sampled_bytes` of memory."""
 
     frozen_ms: float
     dump_ms: float
@@ -84,7 +84,7 @@ def dump_speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -
 
 def predict_cost(tree: Load, dump: DumpSpeed, images: ImageFiles, commit: CommitSpeed, sampled: int) -> Prediction:
     """Predict the cost of a dump at these speeds. `sampled`: how many bytes of the tree were stored on trial."""
-    frozen_ms = dump.byte_ms * tree.memory + dump.slowness * usual_ms(tree)
+    frozen_ms = dump.freeze_ms(tree)
     # CRIU writes an image for each thread, and some for each process.
     files = images.files + images.process_files * tree.processes + tree.threads
     raw_bytes = tree.memory + images.process_bytes * tree.processes

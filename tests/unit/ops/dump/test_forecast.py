@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from crckpt.host import proc
-from crckpt.ops.dump.forecast import Forecast
+from crckpt.ops.dump.forecast import freeze_after_ms
 from crckpt.ops.dump.result import RoundResult
 from crckpt.preflight.dump.cost import DumpSpeed, Load
 
@@ -15,12 +12,8 @@ MIB = 1 << 20
 ROUND = RoundResult(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)
 
 
-@pytest.fixture
-def forecast() -> Forecast:
-    """Of a tree that had 100 MiB when it was looked at, where a MiB takes a millisecond and nothing else any."""
-    us = proc.read_process(os.getpid())
-    assert us is not None
-    return Forecast(DumpSpeed(byte_ms=1 / MIB, slowness=0.0, around_ms=50.0), Load(memory=100 * MIB), us)
+# Of a tree that had 100 MiB when it was looked at, where a MiB takes a millisecond and nothing else any.
+SPEED, LOAD = DumpSpeed(byte_ms=1 / MIB, slowness=0.0, around_ms=50.0), Load(memory=100 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -31,5 +24,5 @@ def forecast() -> Forecast:
         (2000 * MIB, 2004.0),  # unless it has grown since
     ],
 )
-def test_estimated_freeze_after_a_round(forecast: Forecast, tracked: int, memory_ms: float) -> None:
-    assert forecast.ms_of(ROUND, tracked, 0) == pytest.approx(ROUND.frozen_ms + memory_ms)
+def test_estimated_freeze_after_a_round(tracked: int, memory_ms: float) -> None:
+    assert freeze_after_ms(SPEED, LOAD, ROUND, tracked, 0) == pytest.approx(ROUND.frozen_ms + memory_ms)
