@@ -77,28 +77,17 @@ def wait_for_program(restored: RestoreResult) -> ProgramEnd:
     Since the restore, signals that crckpt gets are passed on to it. If the program stops, crckpt stops too, until a
     shell continues both.
     """
-    end = _wait_for_end(restored)
+    job = restored.job
+    assert job is not None
+    status = wait_for_job(job) if restored.holder is None else restored.holder.wait(job.child)
+    now = None if job.terminal is None or restored.holder is not None else read_terminal(job.terminal.descriptor)
+    if job.terminal is not None and now is not None and not now.is_of_other_group:
+        # A program that was killed could not undo its own settings, and CRIU has made those of the old terminal.
+        job.terminal.set_modes()
     for copier in restored.copiers:
         # For its last words. Other processes of the tree may run on, and write.
         with HeldProcess(copier) as child:
             child.ends_within(_COPIED_WITHIN_S)
-    return end
-
-
-def _wait_for_end(restored: RestoreResult) -> ProgramEnd:
-    job = restored.job
-    assert job is not None
-    if restored.holder is not None:
-        return _program_end(restored.holder.wait(job.child))
-    end = _program_end(wait_for_job(job))
-    now = None if job.terminal is None else read_terminal(job.terminal.descriptor)
-    if job.terminal is not None and now is not None and not now.is_of_other_group:
-        # A program that was killed could not undo its own settings, and CRIU has made those of the old terminal.
-        job.terminal.set_modes()
-    return end
-
-
-def _program_end(status: int) -> ProgramEnd:
     if os.WIFSIGNALED(status):
         return ProgramEnd(128 + os.WTERMSIG(status), os.WTERMSIG(status))
     return ProgramEnd(os.waitstatus_to_exitcode(status), 0)

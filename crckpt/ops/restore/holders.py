@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,26 +32,20 @@ def create_holders(path: Path) -> None:
 
 def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
     """Write user and groups of all processes that are not root's, before CRIU makes any; and their `moves`."""
-    content = b"".join(_list_users(tree)) + _END + b"".join(_list_control_groups(moves))
-    with path.open("r+b") as file:
-        file.write(content[: _SIZE - len(_END)])
-
-
-def _list_users(tree: ImageTree) -> Iterator[bytes]:
+    content = b""
     for process in tree.processes:
         rights = process.core.rights
         # With more groups than the library takes, a process gets its things from root.
         if rights is not None and rights.uids[3] and len(rights.groups) <= _MOST_GROUPS:
-            groups = sorted(rights.groups)
-            numbers = (process.pid, rights.uids[3], rights.gids[3], len(groups), *groups)
-            yield struct.pack(f"={len(numbers)}I", *numbers)
-
-
-def _list_control_groups(moves: GroupMoves) -> Iterator[bytes]:
+            numbers = (process.pid, rights.uids[3], rights.gids[3], len(rights.groups), *sorted(rights.groups))
+            content += struct.pack(f"={len(numbers)}I", *numbers)
+    content += _END
     for pid, group in moves:
         directory = cgroups.group_directory(group.controllers, group.path)
         # Rules for the opening of devices are not for what was opened before: such a group is entered in the hold.
         if directory is not None and group.controllers != "devices":
             name = os.fsencode(directory / "cgroup.procs")
             words = len(name) // _WORD + 1
-            yield struct.pack(f"=II{words * _WORD}s", pid, words, name)
+            content += struct.pack(f"=II{words * _WORD}s", pid, words, name)
+    with path.open("r+b") as file:
+        file.write(content[: _SIZE - len(_END)])

@@ -176,16 +176,11 @@ class ImageStreams:
         image = self._reading.image(name)
         if image is None:
             return None
-        for edit in self._edits(name):
+        repair = repair_image(name)
+        for edit in (*((repair,) if repair else ()), *self._image_edits.find(name)):
             # All of these are small images: to hold one whole costs little.
             image = iter([memoryview(edit(b"".join(bytes(part) for part in image)))])
         return self._count_parts(image)
-
-    def _edits(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
-        """Yield what changes the image of that name."""
-        if repair := repair_image(name):
-            yield repair
-        yield from self._image_edits.find(name)
 
     def _count_parts(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
         for content in image:

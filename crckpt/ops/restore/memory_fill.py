@@ -5,7 +5,7 @@ from __future__ import annotations
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.images.core import ZOMBIE
-from crckpt.images.tree import ImageProcess, ImageTree
+from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.images import ImageStreams
 
 
@@ -15,7 +15,7 @@ def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) 
     The tree is in our PID namespace, or in that of the process `init`. `images` is None if CRIU reads files: these
     contain all memory. Raises RestoreFailed, IntegrityError, OSError.
     """
-    living = _living(tree)
+    living = [process for process in tree.processes if process.state != ZOMBIE]
     tasks = ((process.pid, thread.tid) for process in living for thread in process.threads)
     if missing := proc.find_ended_tasks(tasks, init):
         raise RestoreFailed(f"CRIU did not restore these processes: {_join(missing)}", state=NOTHING_LEFT)
@@ -29,10 +29,6 @@ def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) 
             state=NOTHING_LEFT,
             hint="check whether memory ran out (journalctl -k -g oom); then try again",
         )
-
-
-def _living(tree: ImageTree) -> list[ImageProcess]:
-    return [process for process in tree.processes if process.state != ZOMBIE]
 
 
 def _join(numbers: tuple[int, ...]) -> str:

@@ -74,9 +74,14 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[Inherit
                 descriptor = _open_for_writing(2 if pipe.errors else output)
             else:
                 descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-            if pipe.polled and not _can_poll(descriptor):
-                descriptor, copier = _copy_to(descriptor)
-                inherited.copiers.append(copier)
+            if pipe.polled:
+                # An epoll cannot watch a file on a disk, or /dev/null.
+                with select.epoll() as epoll:
+                    try:
+                        epoll.register(descriptor)
+                    except PermissionError:
+                        descriptor, copier = _copy_to(descriptor)
+                        inherited.copiers.append(copier)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
         if outside.replaces_terminal:
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -91,12 +96,11 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[Inherit
 
 def socket_outputs(output: int) -> frozenset[int]:
     """Find which of the tree's outputs (1, 2) would be sockets; `output` is our descriptor for its standard output."""
-    found = set()
+    modes = {1: 0, 2: 0}
     for number, ours in ((1, output), (2, 2)):
         with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(ours).st_mode):
-                found.add(number)
-    return frozenset(found)
+            modes[number] = os.fstat(ours).st_mode
+    return frozenset(number for number, mode in modes.items() if stat.S_ISSOCK(mode))
 
 
 def _open_for_writing(output: int) -> int:
@@ -105,16 +109,6 @@ def _open_for_writing(output: int) -> int:
         with suppress(OSError):  # the terminal has no name in this mount namespace
             return os.open(f"/proc/self/fd/{output}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
     return os.dup(output)
-
-
-def _can_poll(descriptor: int) -> bool:
-    """Return whether an epoll can watch it: no file on a disk, and not /dev/null."""
-    with select.epoll() as epoll:
-        try:
-            epoll.register(descriptor)
-        except PermissionError:
-            return False
-    return True
 
 
 def _copy_to(output: int) -> tuple[int, int]:

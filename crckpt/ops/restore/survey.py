@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,6 @@ from crckpt.host.proc.net import read_netlink
 from crckpt.host.process import cgroups
 from crckpt.host.process.terminals import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
-from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
 from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path, find_watched_paths
@@ -67,6 +66,8 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     """
     tree = wanted.tree
     refused, names = find_bind_refusals(wanted), OtherNames()
+    pages = tuple(file for file in images if file.pagemap)
+    memory = MemoryNeed(sum(file.bytes for file in pages), lambda: _count_bytes(pages))
     now = HostState(
         owners=() if wanted.new_pid_namespace else find_id_users(tree),
         files={
@@ -78,7 +79,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
         interfaces=tuple(socket.if_nameindex()),
         unwatched=frozenset(path for path in find_watched_paths(tree) if not Path(path).exists()),
         released=find_releases(wanted, refused),
-        resources=read_resources(wanted, {file.name: file.bytes for file in images}, _memory_need(images), store),
+        resources=read_resources(wanted, {file.name: file.bytes for file in images}, memory, store),
         us=os.getpid(),
         terminals=read_used_numbers(),
         locks=read_held_locks({path for _, path, _ in find_needed_locks(tree)}),
@@ -112,24 +113,21 @@ def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Refusal]:
         inet.id: sockets.find_bind_refusal(inet.source.host, inet.source.port, use)
         for inet, use in find_bound_sockets(wanted)
     }
-    if named := tuple(find_named_sockets(wanted)):
-        names = UnixNames()
-        found |= {unix.id: _find_name_refusal(unix, names, shares_kernel=wanted.shares_kernel) for unix in named}
+    names: UnixNames | None = None
+    for unix in find_named_sockets(wanted):
+        names = names or UnixNames()
+        refusal: Refusal | None = "taken" if names.is_abstract_bound(unix.type_number, unix.name) else None
+        if not unix.is_abstract:
+            refusal = names.find_path_refusal(unix.path)
+        # The tree itself may have it, in a directory of both hosts.
+        is_own = refusal == "taken" and wanted.shares_kernel and not unix.is_abstract
+        found[unix.id] = None if is_own else refusal
+        if unix.external:
+            found[unix.id] = None if refusal == "taken" else "absent"
     if netlink := tuple(find_netlink_sockets(wanted)):
         used = {(row.protocol, row.port) for row in read_netlink(os.getpid())}
         found |= {each.id: "taken" for each in netlink if (each.protocol, each.port_id) in used}
     return {number: refusal for number, refusal in found.items() if refusal is not None}
-
-
-def _find_name_refusal(unix: UnixSocket, names: UnixNames, *, shares_kernel: bool) -> Refusal | None:
-    if unix.is_abstract:
-        refusal: Refusal | None = "taken" if names.is_abstract_bound(unix.type_number, unix.name) else None
-    else:
-        refusal = names.find_path_refusal(unix.path)
-    if unix.external:
-        return None if refusal == "taken" else "absent"
-    # The tree itself may have it, in a directory of both hosts.
-    return None if refusal == "taken" and shares_kernel and not unix.is_abstract else refusal
 
 
 def find_releases(wanted: PlannedRestore, refused: Mapping[int, Refusal]) -> dict[int, int]:
@@ -154,10 +152,12 @@ def _file(wanted: PlannedRestore, path: str, file: RegularFile, names: OtherName
             return None
     if found is None:
         return None
-    now = b""
+    now, is_redirected = b"", False
     with suppress(OSError):  # the file has gone, or another program has a lease on it
         now = (digests.read_build_id(path) if file.build_id else None) or b""
-    is_linked = os.path.realpath(path) != path
+    if is_linked := os.path.realpath(path) != path:
+        with suppress(OSError), held(path, frozenset(), follow=not file.flags & os.O_NOFOLLOW) as here:
+            is_redirected = here.is_redirected
     return FileState(
         found.st_size,
         found.st_mode,
@@ -169,24 +169,30 @@ def _file(wanted: PlannedRestore, path: str, file: RegularFile, names: OtherName
         found.st_ino,
         read_head(path) if path in wanted.heads else b"",
         other,
-        is_linked and _is_redirected(path, follow=not file.flags & os.O_NOFOLLOW),
+        is_redirected,
     )
-
-
-def _is_redirected(path: str, *, follow: bool) -> bool:
-    with suppress(OSError), held(path, frozenset(), follow=follow) as here:
-        return here.is_redirected
-    return False
 
 
 def read_resources(wanted: PlannedRestore, sizes: Mapping[str, int], needed: MemoryNeed, store: Path) -> HostResources:
     """Read what this host has of what the tree needs. `sizes` are those of the images by name, in bytes."""
     tree = wanted.tree
     asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections, mounts_proc=wanted.new_pid_namespace)
-    ghosts = tuple(_find_deleted_files(tree, sizes))
-    # Streams take no space; files do, until the tree runs.
-    unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
-    memory, free = _memory(needed, (*ghosts, *unpacked))
+    # Each deleted file that a restore makes again. Streams take no space; files do, until the tree runs.
+    deleted = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
+    written = [
+        (space.nearest_existing(Path(path).parent), sizes.get(ghost_image(at), 0)) for at, path in deleted.items()
+    ]
+    written += [(store, sum(sizes.values()))] if tree.is_read_by_position else []
+    beside = sum(size for directory, size in written if space.is_in_memory(directory))
+    memory, free = needed.most + beside, space.free_memory()
+    if memory > free:
+        # Only where memory is scarce: to count shared pages once takes a while.
+        memory, free = needed.count() + beside, space.free_memory(swap=True)
+    disks: dict[int, tuple[Path, int]] = {}
+    for directory, size in ((store, _WRITTEN_BY_CRIU), *written):
+        device = directory.stat().st_dev
+        first, before = disks.get(device, (directory, 0))
+        disks[device] = (first, before + size)
     return HostResources(
         arch=kernel.arch(),
         cpu_features=frozenset(kernel.cpu_features()),
@@ -195,7 +201,7 @@ def read_resources(wanted: PlannedRestore, sizes: Mapping[str, int], needed: Mem
         tasks=cgroups.tasks_left(),
         memory=memory,
         free_memory=free,
-        disks=tuple(_disks(((store, _WRITTEN_BY_CRIU), *unpacked, *ghosts))),
+        disks=tuple(DiskSpace(str(place), size, space.free_disk(place)) for place, size in disks.values()),
         huge_pages=tuple(
             HugePages(size, count, space.free_huge_pages(size)) for size, count in count_huge_pages(tree).items()
         ),
@@ -221,19 +227,6 @@ def _is_met(need: Need) -> bool:
     return trial().state != "missing"
 
 
-def _memory_need(images: tuple[StoredFile, ...]) -> MemoryNeed:
-    pages = tuple(file for file in images if file.pagemap)
-    return MemoryNeed(sum(file.bytes for file in pages), lambda: _count_bytes(pages))
-
-
-def _memory(needed: MemoryNeed, written: Iterable[tuple[Path, int]]) -> tuple[int, int]:
-    """The memory that the tree needs, with files that are written to memory, and the memory that is free."""
-    beside = sum(size for directory, size in written if space.is_in_memory(directory))
-    most, free = needed.most + beside, space.free_memory()
-    # Only where memory is scarce: to count shared pages once takes a while.
-    return (most, free) if most <= free else (needed.count() + beside, space.free_memory(swap=True))
-
-
 def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
     """Bytes of memory in these images; pages that processes share count once."""
     # As in CRIU, parent and child share a page if both have the same page at the same address.
@@ -252,20 +245,3 @@ def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
         one["page"] = np.where(one["pack"] == ZERO, 0, np.repeat(extents["page"], counts) + within.astype(np.uint64))
         found.append(one)
     return len(np.unique(np.concatenate(found))) * PAGE_SIZE if found else 0
-
-
-def _find_deleted_files(tree: ImageTree, sizes: Mapping[str, int]) -> Iterator[tuple[Path, int]]:
-    """Yield the directory and size of each deleted file that a restore makes again."""
-    found = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
-    for target, path in found.items():
-        yield space.nearest_existing(Path(path).parent), sizes.get(ghost_image(target), 0)
-
-
-def _disks(written: Iterable[tuple[Path, int]]) -> Iterator[DiskSpace]:
-    """Yield what is written to each file system, and its free space."""
-    found: dict[int, tuple[Path, int]] = {}
-    for directory, size in written:
-        device = directory.stat().st_dev
-        first, before = found.get(device, (directory, 0))
-        found[device] = (first, before + size)
-    yield from (DiskSpace(str(directory), size, space.free_disk(directory)) for directory, size in found.values())

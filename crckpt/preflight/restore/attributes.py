@@ -28,10 +28,14 @@ from crckpt.preflight.attribute_record import (
     GroupMoves,
     ProcessRecord,
 )
-from crckpt.preflight.restore.cgroups import CheckedGroups, check_groups, groups_of
 
 _MOST_NODES: Final = 1024  # bits of the mask that is given to set_mempolicy(2)
 _OF_SESSION: Final = "autogroup_nice"
+_LIMITS: Final = ("memory", "swap", "pids", "cpu")
+_RULES: Final = ("devices", "network")
+_PACKETS: Final = "packets of "
+# What the program loses without being less protected.
+_LOSSES: Final = ("cpus-missing", "no-cpu-left", "group-limits-lost", "keys-lost")
 
 
 class ThreadAttributes(Struct, frozen=True):
@@ -100,23 +104,16 @@ def attributes_to_set(record: AttributeRecord, tree: ImageTree, host: HostAttrib
                 values = values | {
                     name: value for name, value in found.values.items() if owns_session or name != _OF_SESSION
                 }
-            yield ThreadAttributes(process.pid, thread.tid, dict(_fit(values, record, host)))
-
-
-def _fit(
-    values: dict[str, AttributeValue], record: AttributeRecord, host: HostAttributes
-) -> Iterator[tuple[str, AttributeValue]]:
-    """Fit the values to the CPUs and nodes of this host."""
-    for name, value in values.items():
-        if name == "affinity":
-            # A thread that could run on every CPU of the old host was not bound: it may use every CPU here.
-            everywhere = set(value) >= set(record.cpus)
-            yield name, tuple(sorted((not everywhere and host.cpus & set(value)) or host.cpus))
-        elif name == "memory_policy":
-            yield name, (*value[:1], *(node for node in value[1:] if 0 <= node < _MOST_NODES))
-        # A newer crckpt may have recorded others.
-        elif name in ATTRIBUTE_BY_NAME:
-            yield name, value
+            # A newer crckpt may have recorded others.
+            fitted = {name: value for name, value in values.items() if name in ATTRIBUTE_BY_NAME}
+            if "affinity" in fitted:
+                # A thread that could run on every CPU of the old host was not bound: it may use every CPU here.
+                value = set(fitted["affinity"])
+                is_bound = not value >= set(record.cpus)
+                fitted["affinity"] = tuple(sorted((is_bound and host.cpus & value) or host.cpus))
+            if policy := fitted.get("memory_policy"):
+                fitted["memory_policy"] = (policy[0], *(node for node in policy[1:] if 0 <= node < _MOST_NODES))
+            yield ThreadAttributes(process.pid, thread.tid, fitted)
 
 
 def find_recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[RecordedSocket]:
@@ -142,56 +139,89 @@ def find_recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[
 def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttributes) -> AttributeVerdict:
     """Judge, before anything is restored, what of the record this host can keep."""
     comms = {process.pid: process.comm for process in tree.processes}
-    weaker: list[Finding] = []
-    lost: list[Finding] = list(_find_fewer_cpus(record, host))
+    found = list(_find_fewer_cpus(record, host))
     moves: list[tuple[int, ControlGroup]] = []
-    checked: dict[int | None, CheckedGroups] = {}
+    checked: dict[int | None, list[ControlGroup]] = {}
     for process in record.processes:
         if process.pid not in comms:  # it ended before the freeze
             continue
         values: dict[str, object] = {"pid": process.pid, "comm": comms[process.pid]}
-        weaker.extend(_find_weaker(process, values))
+        lost = {
+            "landlock-lost": process.values.get(LANDLOCK),
+            "unasked-lost": process.values.get(UNASKED),
+            "cgroup-namespace-lost": process.has_own_groups,
+        }
+        found += [cause(key).finding(**values) for key, is_lost in lost.items() if is_lost]
+        for name, label in process.labels.items():
+            found.append(cause("label-lost").finding(name=name, label=label, **values))
         if process.groups not in checked:
             # One finding for all processes in the same groups.
-            groups = check_groups(groups_of(record, process), host.restricts, host.old_groups, values)
-            checked[process.groups] = groups
-            weaker.extend(groups.weaker)
-            lost.extend(groups.lost)
-        moves.extend((process.pid, group) for group in checked[process.groups].moves)
-    weaker.extend(_find_unasked(record, tree))
-    weaker.extend(_find_weaker_sockets(record, tree))
+            checked[process.groups], losses = _check_groups(record, process.groups, host, values)
+            found += losses
+        moves.extend((process.pid, group) for group in checked[process.groups])
+    found += [*_find_unasked(record, tree), *_find_weaker_sockets(record, tree)]
+    keyring, keys = _session_of(record, tree)
     is_in_session = shares_session(record, tree, host.session)
-    lost.extend(_find_lost_keys(record, tree, host.session, is_in_session=is_in_session))
-    # CRIU would wait there for ever.
-    frozen = [cause("group-frozen").finding(pid=pid, path=at.path) for pid, at in moves if at.id in host.frozen]
-    return AttributeVerdict(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session, tuple(frozen))
+    if keys and not is_in_session and host.session is not None and keyring != host.session.id:
+        found.append(cause("keys-lost").finding(pid=tree.root.pid, comm=tree.root.comm, keys=keys))
+    # Otherwise a tree of 1,000 processes would fill the screen with one loss. Labels differ, and each may matter.
+    once = {(each.key, str(each) if each.key == "label-lost" else ""): each for each in reversed(found)}
+    kept = tuple(once.values())[::-1]
+    return AttributeVerdict(
+        weaker=tuple(each for each in kept if each.key not in _LOSSES),
+        lost=tuple(each for each in kept if each.key in _LOSSES),
+        moves=tuple(moves),
+        is_in_session=is_in_session,
+        # CRIU would wait there for ever.
+        blockers=tuple(
+            cause("group-frozen").finding(pid=pid, path=at.path) for pid, at in moves if at.id in host.frozen
+        ),
+    )
 
 
-def _find_weaker(process: ProcessRecord, values: dict[str, object]) -> Iterator[Finding]:
-    if process.values.get(LANDLOCK):
-        yield cause("landlock-lost").finding(**values)
-    if process.values.get(UNASKED):
-        yield cause("unasked-lost").finding(**values)
-    if process.has_own_groups:
-        yield cause("cgroup-namespace-lost").finding(**values)
-    for name, label in process.labels.items():
-        yield cause("label-lost").finding(name=name, label=label, **values)
+def _check_groups(
+    record: AttributeRecord, index: int | None, host: HostAttributes, values: dict[str, object]
+) -> tuple[list[ControlGroup], list[Finding]]:
+    """Find the groups to which a process comes back, and the restrictions that others had and ours have not.
+
+    A restored tree is in crckpt's group: under systemd the unit's own, in a shell the user's session. `values`: how
+    findings name the process.
+    """
+    moves, losses = [], []
+    # A record from elsewhere may have any index.
+    for group in record.groups[index] if index is not None and 0 <= index < len(record.groups) else ():
+        rules = [name for name in group.restricts if name in _RULES or name.startswith(_PACKETS)]
+        missing = [
+            name
+            for name, limit in group.restricts.items()
+            if name in (*_LIMITS, *rules) and host.restricts.get(name, limit + 1) > limit
+        ]
+        now = host.old_groups.get(group.id, {})
+        # The path may belong to another group by now: use it only if it still has all of the old limits.
+        if missing and all(now.get(name, limit + 1) <= limit for name, limit in group.restricts.items()):
+            moves.append(group)
+        elif missing:
+            # Rules on devices, the network and packets are for security. But a service must stay restorable from a
+            # shell, in spite of its default limit of tasks.
+            lost = [name for name in missing if name in rules]
+            key = "group-rules-lost" if lost else "group-limits-lost"
+            what = " and ".join(lost or missing)
+            losses.append(cause(key).finding(what=what, path=group.path, **values))
+    return moves, losses
 
 
 def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
     """Find sockets that lose their peer's user or the keys of their segments."""
     inside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and not file.external}
     comms = {process.pid: process.comm for process in tree.processes}
-    sockets = tuple(find_recorded_sockets(record, tree))
-    for found in sockets:
+    for found in find_recorded_sockets(record, tree):
+        values = {"fd": found.fd, "pid": found.pid, "comm": comms[found.pid]}
         # After a restore the peer of such a connection within the tree seems to be root.
         is_within = isinstance(found.file, UnixSocket) and found.file.peer in inside
         if found.record.owner and not found.record.is_listening and is_within:
-            user, *_ = found.record.owner
-            yield cause("peer-lost").finding(fd=found.fd, pid=found.pid, comm=comms[found.pid], user=user)
-    for found in sockets:
+            yield cause("peer-lost").finding(user=found.record.owner[0], **values)
         if found.record.has_keys:
-            yield cause("tcp-keys-lost").finding(fd=found.fd, pid=found.pid, comm=comms[found.pid])
+            yield cause("tcp-keys-lost").finding(**values)
 
 
 def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
@@ -222,24 +252,6 @@ def _session_of(record: AttributeRecord | None, tree: ImageTree) -> tuple[int, i
     found = next((each for each in record.processes if each.pid == root), None) if record is not None else None
     keyring, keys, *_ = (*(found.values.get("session_keyring", ()) if found is not None else ()), 0, 0)
     return keyring, keys
-
-
-def _find_lost_keys(
-    record: AttributeRecord, tree: ImageTree, ours: SessionKeyring | None, *, is_in_session: bool
-) -> Iterator[Finding]:
-    keyring, keys = _session_of(record, tree)
-    if keys and not is_in_session and ours is not None and keyring != ours.id:
-        yield cause("keys-lost").finding(pid=tree.root.pid, comm=tree.root.comm, keys=keys)
-
-
-def _once(findings: list[Finding]) -> Iterator[Finding]:
-    """Return one finding of each kind, and every lost label."""
-    # Otherwise a tree of 1,000 processes would fill the screen with one loss. Labels differ, and each may matter.
-    keys: set[str] = set()
-    for finding in findings:
-        if finding.key not in keys or finding.key == "label-lost":
-            keys.add(finding.key)
-            yield finding
 
 
 def _find_fewer_cpus(record: AttributeRecord, host: HostAttributes) -> Iterator[Finding]:
