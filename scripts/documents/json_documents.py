@@ -25,6 +25,7 @@ from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
 from crckpt.ops.doctor import Fix
 from crckpt.ops.dump.cost import UsingProcess
+from crckpt.ops.dump.forecast import Prediction
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult, RoundResult
 from crckpt.ops.export import ExportResult
 from crckpt.ops.inspect.core import CoreFile
@@ -37,8 +38,7 @@ from crckpt.ops.inspect.strings import Match
 from crckpt.ops.report import Report
 from crckpt.ops.restore.isolated_run import EndedProcess, ProbeResult
 from crckpt.ops.tag import TagResult
-from crckpt.preflight.dump.cost import Prediction
-from crckpt.preflight.dump.options import OptionReason
+from crckpt.preflight.dump.checks import OptionReason
 from crckpt.store import Damage, UnreadableCheckpoint, Unrepaired
 from crckpt.store.move_states import Side, State
 from crckpt.store.moves import UnreadableMove

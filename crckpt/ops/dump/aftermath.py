@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
-
-from msgspec import Struct
+from typing import Literal, NamedTuple
 
 from crckpt.criu.engine import CriuResult, has_seized, run_id
 from crckpt.errors import (
@@ -92,35 +90,12 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
         raise failure
 
 
-class TreeState(Struct, frozen=True):
-    """Whether every process of a tree still runs.
+class TreeState(NamedTuple):
+    """Whether every process of a tree still runs: a clause to end a message with, and the remedy, if there is one."""
 
-    `pids` are those that are stopped or gone; of a running or held tree, those that ended since. `holder` is
-    the process that holds a tree: another dump, or a debugger.
-    """
-
-    kind: Literal["running", "stopped", "held", "lost"]
-    pids: tuple[int, ...] = ()
-    holder: int = 0
-
-    @property
-    def sentence(self) -> str:
-        """The state, to end a message with."""
-        pids = " ".join(str(pid) for pid in self.pids)
-        ended = f" without {pids}, which has ended" if pids else ""
-        return {
-            "running": f"{TREE_RUNS}{ended}",
-            "held": f"the tree{ended} is held by process {self.holder}, and runs on when that process ends",
-            "stopped": f"these processes of the tree are stopped: {pids}",
-            "lost": f"these processes of the tree have ended: {pids}",
-        }[self.kind]
-
-    @property
-    def way_out(self) -> str:
-        """The remedy: the command that makes a stopped tree run again, or what lists its checkpoints."""
-        if self.kind == "lost":
-            return "find a checkpoint to restore: crckpt list"
-        return f"kill -CONT {' '.join(str(pid) for pid in self.pids)}" if self.kind == "stopped" else ""
+    kind: Literal["running", "stopped", "lost"]
+    clause: str
+    way_out: str = ""
 
 
 @contextmanager
@@ -134,7 +109,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, cont
         yield
     except (CrckptError, Interrupted, OSError) as error:
         with interrupts_deferred():
-            state, failure = state_of(tree), to_dump_error(error, "the dump", context)
+            state, failure = _read_state(tree), to_dump_error(error, "the dump", context)
             # The checkpoint that was made if the failure came after the commit; None if that cannot be read: the
             # store's disk may be what failed.
             name, made = None, None
@@ -148,7 +123,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, cont
             raise _with_state(failure, made, state) from error
 
 
-def state_of(tree: proc.Tree) -> TreeState:
+def _read_state(tree: proc.Tree) -> TreeState:
     """The state of a tree that was read before."""
     # A process that was stopped then may still be.
     now = {process.pid: proc.read_process(process.pid) for process in tree.processes}
@@ -162,12 +137,20 @@ def state_of(tree: proc.Tree) -> TreeState:
             holders.append(process.tracer)
         elif process.state in _STANDING and before.state not in _STANDING:
             stopped.append(before.pid)
+    pids = " ".join(map(str, gone))
     # Other processes of a tree may come and go; the root must be there.
     if tree.root.pid in gone:
-        return TreeState("lost", tuple(gone))
+        clause = f"these processes of the tree have ended: {pids}"
+        return TreeState("lost", clause, "find a checkpoint to restore: crckpt list")
     if stopped:
-        return TreeState("stopped", tuple(stopped))
-    return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
+        still = " ".join(map(str, stopped))
+        return TreeState("stopped", f"these processes of the tree are stopped: {still}", f"kill -CONT {still}")
+    ended = f" without {pids}, which has ended" if pids else ""
+    if holders:
+        # Another dump, or a debugger.
+        held = f"the tree{ended} is held by process {holders[0]}, and runs on when that process ends"
+        return TreeState("running", held)
+    return TreeState("running", f"{TREE_RUNS}{ended}")
 
 
 def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFailure:
@@ -194,7 +177,7 @@ def _with_state(error: CommandFailure, made: str | None, state: TreeState) -> Co
     if isinstance(error, TargetNotRunning):
         return error.reword(error.message, state=known)
     # A move says in its own words where the program runs, but not which checkpoint was made.
-    said, now = (error.what, f"{known}; {state.sentence}") if made == "" else (f"{error.what}; {known}", state.sentence)
+    said, now = (error.what, f"{known}; {state.clause}") if made == "" else (f"{error.what}; {known}", state.clause)
     if state.kind in ("stopped", "lost"):
         return TreeStopped(said, state=now, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)
     again = _AGAIN if isinstance(error, IntegrityError) else ""

@@ -20,9 +20,15 @@ from crckpt.host.observe.tree import Observed
 from crckpt.host.usage import ProcessUsage, read_process_usage
 from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
 from crckpt.ops.context import Context
-from crckpt.ops.dump.forecast import load_of_tree, try_speed
+from crckpt.ops.dump.forecast import (
+    CommitSpeed,
+    ImageFiles,
+    Prediction,
+    load_of_tree,
+    predict_cost,
+    try_speed,
+)
 from crckpt.ops.failures import to_crckpt_error
-from crckpt.preflight.dump.cost import CommitSpeed, ImageFiles, Prediction, predict_cost
 from crckpt.preflight.dump.space import Growth, predict_growth
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.store.write.storage_estimate import StorageTrial, TrialResult

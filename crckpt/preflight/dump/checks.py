@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -9,12 +10,10 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.causes.finding import distinct, separate
 from crckpt.host.observe.tree import Observed
-from crckpt.model import DumpOptions
-from crckpt.preflight.dump.descriptors import judge_descriptors
-from crckpt.preflight.dump.files import judge_files
-from crckpt.preflight.dump.memory import judge_memory
-from crckpt.preflight.dump.namespaces import judge_namespaces, namespaces_to_enter
-from crckpt.preflight.dump.options import OptionReason, pick_options
+from crckpt.model import MEBIBYTE, DumpOptions
+from crckpt.preflight.dump.descriptors import judge_descriptors, outside_terminals
+from crckpt.preflight.dump.files import find_deleted_files, judge_files, judge_maps
+from crckpt.preflight.dump.namespaces import judge_namespaces, namespaces_to_enter, shares_namespace
 from crckpt.preflight.dump.sockets import judge_sockets, may_connect
 from crckpt.preflight.dump.tasks import judge_tasks, user_to_run_as
 from crckpt.preflight.dump.tested_kinds import find_untested
@@ -32,6 +31,13 @@ _WARNINGS: Final = (
     *("volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread", "wall-clock-timer"),
     *("mount-namespace", "in-flight-skipped", "call-interrupted", "call-interrupted-again", *_UNTESTED),
 )
+
+
+class OptionReason(Struct, frozen=True):
+    """An option of CRIU, and why crckpt picked it."""
+
+    option: str
+    why: str
 
 
 class DumpPlan(Struct, frozen=True):
@@ -86,15 +92,25 @@ def plan_dump(
     """
     # Without connections, `--tcp keep` must not fail on a host that cannot lock a network.
     picked_tcp = tcp if may_connect(observed, tcp, locks_by_nftables=locks_by_nftables) else None
-    options, reasons = pick_options(
-        observed, picked_tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight
+    reasons = tuple(_find_reasons(observed, picked_tcp))
+    picked = {reason.option for reason in reasons}
+    options = DumpOptions(
+        tcp=picked_tcp,
+        shell_job="--shell-job" in picked,
+        file_locks="--file-locks" in picked,
+        link_remap="--link-remap" in picked,
+        ext_unix_sk="--ext-unix-sk" in picked,
+        ghost_limit=_ghost_limit(observed),
+        # CRIU locks the whole network of such a tree, by default with iptables, which few hosts have.
+        network_lock=None if shares_namespace(observed, "net") else "nftables" if locks_by_nftables else "skip",
+        skip_in_flight=skip_in_flight,
     )
     found = (
         # The first blocker becomes the message of a refusal: what concerns the whole tree comes before its parts.
         *judge_namespaces(observed),
         *judge_tasks(observed, names, restarts_calls=restarts_calls),
         *judge_descriptors(observed),
-        *judge_memory(observed),
+        *judge_maps(observed),
         *judge_files(observed, stop=stop),
         *judge_sockets(observed, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight),
         *(cause(UNTESTED_KIND).finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
@@ -108,3 +124,39 @@ def plan_dump(
         enter=namespaces_to_enter(observed),
         as_user=user_to_run_as(observed),
     )
+
+
+def _find_reasons(observed: Observed, tcp: str | None) -> Iterator[OptionReason]:
+    root = observed.tree.root
+    if tcp:
+        yield OptionReason(
+            "--tcp-established" if tcp == "keep" else "--tcp-close",
+            f"{len(observed.connections)} TCP connections"
+            if observed.connections
+            else "a TCP connection may be made before the freeze",
+        )
+    # Without this option CRIU refuses such a tree (criu/pstree.c:304).
+    if root.sid not in observed.tree.pids:
+        yield OptionReason("--shell-job", f"its session leader {root.sid} is outside the tree")
+    elif terminals := outside_terminals(observed):
+        yield OptionReason("--shell-job", f"{terminals[0].target} belongs to a terminal outside the tree")
+    # Likewise (criu/file-lock.c:110).
+    locks = [descriptor for descriptor in observed.descriptors if "\nlock:" in descriptor.info]
+    if locks:
+        yield OptionReason("--file-locks", f"PID {locks[0].pid} holds a lock on {locks[0].target}")
+    # Likewise (criu/files-reg.c:1122). The file still has another name, but CRIU does not know which.
+    linked = [path for path, _, links in find_deleted_files(observed) if links]
+    if linked:
+        yield OptionReason("--link-remap", f"{linked[0]} has another name")
+    if any(descriptor.socket_inode in observed.datagram_sockets for descriptor in observed.descriptors):
+        yield OptionReason("--ext-unix-sk", "unix datagram sockets may have peers outside the tree")
+    if limit := _ghost_limit(observed):
+        yield OptionReason(f"--ghost-limit {limit}", "large deleted files are open")
+
+
+def _ghost_limit(observed: Observed) -> int:
+    """Return the bytes for --ghost-limit, with space for growth until the freeze; 0 if the default of 1 MiB will do."""
+    # CRIU compares the space that the file takes on its disk (criu/files-reg.c:1030). Of overlayfs it also copies files
+    # that have a link, in a lower layer.
+    largest = max((size for _, size, links in find_deleted_files(observed) if links <= 1), default=0)
+    return 0 if largest < MEBIBYTE // 2 else (largest + largest // 4) // MEBIBYTE * MEBIBYTE + MEBIBYTE

@@ -1,4 +1,4 @@
-"""Check the files of a tree before a dump: unreachable paths, lost watches, deleted files, shared locks."""
+"""Check the files and maps of a tree before a dump: unreachable paths, lost watches, deleted files, shared locks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
+from crckpt.preflight.dump.namespaces import shares_namespace
 from crckpt.preflight.kernel_files import make_judge
 
 _MOST_NAMED = 5
@@ -18,6 +19,9 @@ _MOST_NAMED = 5
 _OF_FILE_SYSTEM = re.compile(r"^fanotify sdev:", re.MULTILINE)
 # How the paths of deleted maps begin that are memory, not files.
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
+
+# Keys of causes by the path of a map.
+_UNKNOWN_MAPS = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
 
 
 def judge_files(observed: Observed, *, stop: bool) -> Iterator[Finding]:
@@ -47,6 +51,30 @@ def judge_files(observed: Observed, *, stop: bool) -> Iterator[Finding]:
             yield cause("unnamed-file").finding(path=descriptor.target, fd=descriptor.fd, pid=descriptor.pid)
     yield from _find_losses(observed, stop=stop)
     yield from _find_kernel_files(observed)
+
+
+def judge_maps(observed: Observed) -> Iterator[Finding]:
+    """Find maps that CRIU cannot save (criu/proc_parse.c, handle_vma and vma_get_mapfile), and what a restore loses."""
+    for mapping in observed.unsavable_maps:
+        if mapping.kind == "device":
+            yield cause("device-map").finding(pid=mapping.pid, address=f"{mapping.start:x}")
+        elif mapping.kind == "uprobes":
+            yield cause("uprobes").finding(pid=mapping.pid)
+        # CRIU saves it with the whole IPC namespace, which must be the tree's own (criu/cr-dump.c:477).
+        elif mapping.kind == "sysv" and shares_namespace(observed, "ipc"):
+            yield cause("sysv-shm").finding()
+        elif mapping.kind == "sysv-part" and not shares_namespace(observed, "ipc"):
+            yield cause("sysv-shm-part").finding(id=mapping.path)
+        elif mapping.kind == "unknown":
+            key = _UNKNOWN_MAPS.get(mapping.path.removesuffix(" (deleted)"))
+            yield cause(key).finding() if key else cause("unknown-mapping").finding(path=mapping.path)
+    # A restore loses the seal or the way of locking; the kernel begins a new ring of a packet socket at its start, and
+    # the program waits where it was.
+    for kind, key in (("sealed", "sealed"), ("on-fault", "on-fault"), ("ring", "packet-ring")):
+        first = {mapping.pid: mapping for mapping in reversed(observed.unsavable_maps) if mapping.kind == kind}
+        for pid, mapping in sorted(first.items()):
+            start = {"start": f"{mapping.start:x}"} if kind != "ring" else {}
+            yield cause(key).finding(pid=pid, **start)
 
 
 def _find_losses(observed: Observed, *, stop: bool) -> Iterator[Finding]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.ops.dump.forecast import freeze_after_ms
+from crckpt.ops.dump.forecast import DumpSpeed, Load, freeze_after_ms
 from crckpt.ops.dump.result import RoundResult
-from crckpt.preflight.dump.cost import DumpSpeed, Load
 
 MIB = 1 << 20
 ROUND = RoundResult(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)

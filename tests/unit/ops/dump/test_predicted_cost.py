@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.preflight.dump.cost import CommitSpeed, DumpSpeed, ImageFiles, Load, dump_speed, predict_cost, usual_ms
+from crckpt.ops.dump.forecast import CommitSpeed, DumpSpeed, ImageFiles, Load, dump_speed, predict_cost, usual_ms
 
 IMAGES = ImageFiles(files=10, process_files=5, process_bytes=10_000)
 COMMIT = CommitSpeed(20.0, 500, 0.25, 40, 2e-6, 0.25)
