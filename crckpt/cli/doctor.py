@@ -95,7 +95,7 @@ def _examine(target: str, context: Context, *, fix: bool) -> None:
     result = examine(DumpRequest(target), context)
     # Before the trials, which take a while: it is as when the tree was examined.
     processes = tuple(read_tree_usage(result.observed.tree))
-    prediction = predict(result)
+    prediction = predict(result.observed, result.job, result.criu.path, result.context)
     document = {
         "pid": result.pid,
         "able": not result.plan.blockers,

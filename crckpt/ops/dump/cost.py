@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -32,9 +32,6 @@ from crckpt.ops.failures import to_crckpt_error
 from crckpt.preflight.dump.space import Growth, predict_growth
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.store.write.storage_estimate import StorageTrial, TrialResult
-
-if TYPE_CHECKING:
-    from crckpt.ops.dump.examine import DumpTarget
 
 # How often each is measured.
 _TIMES: Final = 2
@@ -82,11 +79,11 @@ def read_tree_usage(tree: proc.Tree) -> Iterator[UsingProcess]:
             yield UsingProcess(process.pid, process.comm, usage)
 
 
-def predict(target: DumpTarget) -> DumpPrediction:
+def predict(observed: Observed, job: JobName, criu: Path, context: Context) -> DumpPrediction:
     """Predict what a dump would cost."""
     try:
-        with _opened_trial_place(target.job, target.context) as place:
-            tried = try_speed(target.criu.path, place.staging)
+        with _opened_trial_place(job, context) as place:
+            tried = try_speed(criu, place.staging)
             images, load = tried.images[0], tried.load
             sizes = {path.name: path.stat().st_size for path in images.iterdir() if not path.name.startswith("pages-")}
             of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
@@ -95,9 +92,9 @@ def predict(target: DumpTarget) -> DumpPrediction:
                 process_files=(len(of_tasks) - load.threads) / load.processes,
                 process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{tried.root}.img")),
             )
-            sample = _read_sample(target.observed)
+            sample = _read_sample(observed)
             commit, sampled = _try_commit(place, tried.images, sample), sum(map(len, sample))
-            found = predict_cost(load_of_tree(target.observed), tried.speed, files, commit, sampled)
+            found = predict_cost(load_of_tree(observed), tried.speed, files, commit, sampled)
             limit, assumes = space.unwritten_limit(), place.assumes
             if found.raw_bytes > limit and not space.is_in_memory(place.staging):
                 assumes += f"; this assumes a fast disk: after about {limit} bytes, writers must wait for it"
