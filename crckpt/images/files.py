@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
-from crckpt.images import magics, memfd, other_files, pipes, regfile, sockets, tty
-from crckpt.images.framing import Image, edit_image, read_image, read_messages, write_image
+from msgspec import Struct
+
+from crckpt.images import magics, other_files, pipes, regfile, sockets, tty
+from crckpt.images.decode import decode
+from crckpt.images.framing import edit_image, read_messages
 from crckpt.images.wire import BYTES, Message, encode, fields
 
 OpenFile: TypeAlias = (
@@ -19,7 +23,7 @@ OpenFile: TypeAlias = (
     | pipes.Pipe
     | pipes.Fifo
     | tty.Terminal
-    | memfd.MemFd
+    | other_files.MemFd
     | other_files.EventPoll
     | other_files.PidFd
     | other_files.Watch
@@ -58,71 +62,84 @@ def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] =
     return edit_image(data, name, magics.FILES, edit)
 
 
-def put_listeners_first(data: bytes, name: str = "files.img") -> bytes:
-    """Put listening unix sockets before all other files; nothing else changes. Raises IntegrityError.
-
-    CRIU looks for the listener at which a connection waits to be accepted only among the files before the connection,
-    and fails if it is not there (criu/sk-unix.c, try_resolve_unix_peer).
+class SignalOwner(Struct, frozen=True):
+    """Process or group `pid` gets the signals of open file `file_id` (F_SETOWN), as real and effective user `uids` may
+    send them.
     """
-    image = read_image(data, name, magics.FILES)
-    records = tuple(sorted(image.records, key=lambda record: not _is_listener(Message(record.payload, name))))
-    return data if records == image.records else write_image(Image(image.magic, records))
+
+    file_id: int
+    uids: frozenset[int]
+    pid: int
 
 
-def _is_listener(message: Message) -> bool:
-    entry, _ = _PATHS[_UNIX]
-    return message.required(1) == _UNIX and sockets.decode_unix_socket(message.message(entry)).is_listening
+def read_signal_owners(data: bytes, name: str = "files.img") -> Iterator[SignalOwner]:
+    """Decode the owners of all open files that have one. Raises IntegrityError if the image is damaged."""
+    for message in read_messages(data, name, magics.FILES):
+        for number, field in _OWNERS.items():
+            owner = message.message(number, field)
+            if pid := owner.uint(5):
+                yield SignalOwner(message.required(2), frozenset((owner.uint(1), owner.uint(2))), pid)
 
 
 def _open_file(message: Message) -> OpenFile:
     kind, file_id = message.required(1), message.required(2)
     if kind in _DECODERS:
-        number, decode = _DECODERS[kind]
-        return decode(message.message(number))
-    number, title = _OTHERS.get(kind, (0, "unknown"))
-    return other_files.OtherFile(file_id, title, _flags(message, number))
+        number, decode_entry = _DECODERS[kind]
+        return decode_entry(message.message(number))
+    number, flags, title = _OTHERS.get(kind, (0, 0, "unknown"))
+    return other_files.OtherFile(file_id, title, message.message(number).uint(flags) if flags else 0)
 
 
-def _flags(message: Message, number: int) -> int:
-    # Most of these entries have their open flags in field 2, namespaces in 4, the rest nowhere.
-    if number in _WITHOUT_FLAGS:
-        return 0
-    return message.message(number).uint(4 if number == _NAMESPACE else 2)
-
-
-_NAMESPACE: Final = 5
-_WITHOUT_FLAGS: Final = frozenset({0, 11, 15})
-
-# For each file type, the field with its entry and the decoder.
+# For each file type, the field with its entry and what decodes that.
 _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
-    1: (3, regfile.decode_regular_file),
-    2: (18, pipes.decode_pipe),
-    3: (17, pipes.decode_fifo),
-    4: (4, sockets.decode_inet_socket),
-    5: (16, sockets.decode_unix_socket),
-    7: (9, other_files.decode_event_poll),
+    1: (3, partial(decode, regfile.RegularFile)),
+    2: (18, partial(decode, pipes.Pipe)),
+    3: (17, partial(decode, pipes.Fifo)),
+    4: (4, partial(decode, sockets.InetSocket)),
+    5: (16, partial(decode, sockets.UnixSocket)),
+    7: (9, partial(decode, other_files.EventPoll)),
     8: (13, other_files.decode_inotify),
-    10: (6, sockets.decode_packet_socket),
-    11: (19, tty.decode_terminal),
+    10: (6, partial(decode, sockets.PacketSocket)),
+    11: (19, partial(decode, tty.Terminal)),
     12: (14, other_files.decode_fanotify),
-    13: (7, sockets.decode_netlink_socket),
-    18: (20, memfd.decode_memfd),
-    20: (22, other_files.decode_pidfd),
+    13: (7, partial(decode, sockets.NetlinkSocket)),
+    18: (20, partial(decode, other_files.MemFd)),
+    20: (22, partial(decode, other_files.PidFd)),
 }
 
-_UNIX: Final = 5
 # For each file type that has a path, the field with its entry and the field of the path or its directory.
-_PATHS: Final = {1: (3, 6), _UNIX: (16, 14)}
+_PATHS: Final = {1: (3, 6), 5: (16, 14)}
 # Of the entry of a regular file.
 _SIZE: Final = 8
 
-# For each file type, the field with its entry and its kind.
+# For each file type, the field with its entry, there that of the open flags (0: nowhere), and its kind.
 _OTHERS: Final = {
-    6: (8, "eventfd"),
-    9: (10, "signalfd"),
-    14: (_NAMESPACE, "namespace"),
-    15: (11, "tun device"),
-    16: (15, "external file"),
-    17: (12, "timerfd"),
-    19: (21, "bpf map"),
+    6: (8, 2, "eventfd"),
+    9: (10, 2, "signalfd"),
+    14: (5, 4, "namespace"),
+    15: (11, 0, "tun device"),
+    16: (15, 0, "external file"),
+    17: (12, 2, "timerfd"),
+    19: (21, 2, "bpf map"),
+}
+
+# For each field with the entry of a file, the field there of who gets its signals (images/fown.proto).
+_OWNERS: Final = {
+    3: 5,  # regfile.proto
+    4: 13,  # sk-inet.proto
+    6: 6,  # packet-sock.proto
+    7: 11,  # sk-netlink.proto
+    8: 3,  # eventfd.proto
+    9: 3,  # eventpoll.proto
+    10: 3,  # signalfd.proto
+    12: 3,  # timerfd.proto
+    13: 4,  # fsnotify.proto
+    14: 3,
+    15: 5,  # ext-file.proto
+    16: 9,  # sk-unix.proto
+    18: 4,  # pipe.proto
+    19: 4,  # tty.proto
+    20: 4,  # memfd.proto
+    21: 4,  # bpfmap-file.proto
+    22: 5,  # pidfd.proto
 }

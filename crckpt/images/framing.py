@@ -155,7 +155,7 @@ def _ghost(record: Message, is_first: bool, rest: int) -> int:
     if not is_first:
         return record.required(1)
     # Without `chunks` the whole content follows the only record (criu/files-reg.c:968).
-    return 0 if record.flag(9) else rest
+    return 0 if record.uint(9) else rest
 
 
 def _messages(count: int, rest: memoryview, name: str) -> int:
@@ -173,7 +173,7 @@ def _messages(count: int, rest: memoryview, name: str) -> int:
 
 def _count_shared_memory(record: Message) -> int:
     # With `in_pagemaps` (3) the segment has a page map. Old CRIU put its content here (criu/ipc_ns.c:795).
-    return 0 if record.flag(3) else _round_up(record.required(2), 4)
+    return 0 if record.uint(3) else _round_up(record.required(2), 4)
 
 
 def _round_up(size: int, to: int) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
+from crckpt.images.decode import Field, decode
 from crckpt.images.framing import read_single
-from crckpt.images.ids import KernelIds, decode_ids
+from crckpt.images.ids import KernelIds
 from crckpt.model import RunId
 
 # CRIU writes a UUID. The id becomes part of the name of a table that crckpt has nft delete.
@@ -26,28 +27,23 @@ class Inventory(Struct, frozen=True):
     - `run_id`: names the network lock that the dump may have left (table `inet CRIU-<run id>`)
     """
 
-    version: int
-    root_ids: KernelIds
-    run_id: RunId | None
-    tcp_close: bool
-    lsm: int
+    version: Annotated[int, 1]
+    root_ids: Annotated[KernelIds, 3]
+    run_id: Annotated[RunId | None, Field(13, wire=str, convert=lambda run_id: RunId(run_id) if run_id else None)]
+    tcp_close: Annotated[bool, 10]
+    lsm: Annotated[int, Field(6, default=0)]
 
 
 def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
     """Decode the image. Raises IntegrityError if it is damaged, or of a newer format than crckpt knows."""
     message = read_single(data, name, magics.INVENTORY)
+    # First: a newer format may have other fields.
     if message.required(1) > _NEWEST:
         raise IntegrityError(
             f"{name}: the images have CRIU's format {message.required(1)}, but this crckpt reads at most {_NEWEST}",
             hint="use a newer crckpt, or CRIU 4.2",
         )
-    run_id = message.text(13)
-    if _RUN_ID.fullmatch(run_id) is None:
-        raise IntegrityError(f"{name}: {run_id!r} is not an ID of a CRIU run")
-    return Inventory(
-        version=message.required(1),
-        root_ids=decode_ids(message.message(3)),
-        run_id=RunId(run_id) if run_id else None,
-        tcp_close=message.flag(10),
-        lsm=message.uint(6),
-    )
+    inventory = decode(Inventory, message)
+    if _RUN_ID.fullmatch(inventory.run_id or "") is None:
+        raise IntegrityError(f"{name}: {inventory.run_id!r} is not an ID of a CRIU run")
+    return inventory

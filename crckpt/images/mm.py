@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
+from crckpt.images.decode import Field, read_one
 from crckpt.images.framing import read_single
-from crckpt.images.wire import Message
 
 REGULAR: Final = 1 << 0
 STACK: Final = 1 << 1
@@ -42,6 +42,7 @@ MAP_LOCKED: Final = 0x2000
 MAP_HUGETLB: Final = 0x40000
 """Bits of `Vma.flags`: the mapping is private, a stack, locked in memory, or of reserved huge pages."""
 
+_DUMPABLE: Final = 15
 # The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it.
 _HUGE_ADVICE: Final = 1 << 14
 
@@ -82,14 +83,14 @@ class Vma(Struct, frozen=True):
     CRIU 4 dumps anonymous memory that is shared with children as a memfd called `/dev/zero` (seen).
     """
 
-    start: int
-    end: int
-    pgoff: int
-    shmid: int
-    prot: int
-    flags: int
-    status: int
-    wants_huge_pages: bool = False
+    start: Annotated[int, 1]
+    end: Annotated[int, 2]
+    pgoff: Annotated[int, 3]
+    shmid: Annotated[int, 4]
+    prot: Annotated[int, 5]
+    flags: Annotated[int, 6]
+    status: Annotated[int, 7]
+    wants_huge_pages: Annotated[bool, Field(9, default=0, convert=lambda advice: bool(advice & _HUGE_ADVICE))] = False
 
     @property
     def size(self) -> int:
@@ -129,18 +130,19 @@ class AddressSpace(Struct, frozen=True):
     user may trace the process (PR_SET_DUMPABLE).
     """
 
-    vmas: tuple[Vma, ...]
-    auxv: tuple[int, ...]
-    exe_file_id: int
-    start_code: int
-    end_code: int
-    start_stack: int
-    start_brk: int
-    arg_start: int
-    arg_end: int
-    env_start: int
-    env_end: int
-    dumpable: int = 1
+    # Fields 3 and 4 (start and end of data) and 7 (end of the heap) are not needed.
+    vmas: Annotated[tuple[Vma, ...], 14]
+    auxv: Annotated[tuple[int, ...], 13]
+    exe_file_id: Annotated[int, 12]
+    start_code: Annotated[int, 1]
+    end_code: Annotated[int, 2]
+    start_stack: Annotated[int, 5]
+    start_brk: Annotated[int, 6]
+    arg_start: Annotated[int, 8]
+    arg_end: Annotated[int, 9]
+    env_start: Annotated[int, 10]
+    env_end: Annotated[int, 11]
+    dumpable: Annotated[int, Field(_DUMPABLE, default=1)] = 1
 
     @property
     def size(self) -> int:
@@ -150,26 +152,13 @@ class AddressSpace(Struct, frozen=True):
 
 def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
     """Decode the image. Raises IntegrityError if it is damaged."""
-    message = read_single(data, name, magics.MM)
-    # In the order of AddressSpace. Fields 3 and 4 (start and end of data) and 7 (end of the heap) are not needed.
-    places = [message.required(number) for number in (12, 1, 2, 5, 6, 8, 9, 10, 11)]
-    places.append(_dumpable(message))
-    vmas = tuple(_vma(entry) for entry in message.messages(14))
-    return AddressSpace(vmas, message.uints(13), *places)
+    space = read_one(AddressSpace, data, name, magics.MM)
+    for vma in space.vmas:
+        if vma.end <= vma.start:
+            raise IntegrityError(f"{name}: a mapping ends at {vma.end:#x} before its start {vma.start:#x}")
+    return space
 
 
 def read_dumpable(data: bytes, name: str = "mm.img") -> int:
     """Decode only `AddressSpace.dumpable`. Raises IntegrityError if the image is damaged."""
-    return _dumpable(read_single(data, name, magics.MM))
-
-
-def _dumpable(message: Message) -> int:
-    return message.uint(15, default=1)
-
-
-def _vma(message: Message) -> Vma:
-    start, end, pgoff, shmid, prot, flags, status = (message.required(number) for number in range(1, 8))
-    vma = Vma(start, end, pgoff, shmid, prot, flags, status, wants_huge_pages=bool(message.uint(9) & _HUGE_ADVICE))
-    if vma.end <= vma.start:
-        raise IntegrityError(f"{message.where}: a mapping ends at {vma.end:#x} before its start {vma.start:#x}")
-    return vma
+    return read_single(data, name, magics.MM).uint(_DUMPABLE, default=1)

@@ -1,12 +1,58 @@
-"""Other open files in `files.img`: epoll, inotify, fanotify, pidfd, and those of which only the kind matters."""
+"""Other open files in `files.img`: memfd, epoll, inotify, fanotify, pidfd, and those of which only the kind matters.
+
+The inodes of memory files are in `memfd.img` (images/memfd.proto).
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Struct
 
-from crckpt.images.wire import Message
+from crckpt.images import magics
+from crckpt.images.decode import Field, read_all
+from crckpt.images.wire import Message, decode_signed
+
+
+class MemFd(Struct, frozen=True):
+    """A memory file. Name, size in bytes and `shmid` (`pagemap-shmem-<shmid>.img`) come from its inode.
+
+    CRIU also dumps anonymous memory that is shared with children as a memory file named `/dev/zero` (seen).
+    """
+
+    kind: ClassVar[str] = "memfd"
+
+    # Field 4 is the owner of its signals (fown).
+    id: Annotated[int, 1]
+    flags: Annotated[int, 2]
+    pos: Annotated[int, 3]
+    inode_id: Annotated[int, 5]
+    name: str = ""
+    size: int = 0
+    shmid: int = 0
+
+    @property
+    def title(self) -> str:
+        """Its name."""
+        return f"memfd:{self.name}"
+
+
+class MemFdInode(Struct, frozen=True):
+    """The inode of memory files; `size` in bytes."""
+
+    id: Annotated[int, 7]
+    name: Annotated[str, 1]
+    size: Annotated[int, 4]
+    shmid: Annotated[int, 5]
+
+
+def read_memfd_inodes(data: bytes, name: str = "memfd.img") -> tuple[MemFdInode, ...]:
+    """Decode the inodes. Raises IntegrityError if the image is damaged."""
+    return read_all(MemFdInode, data, name, magics.MEMFD_INODE)
+
+
+def _read_watched(message: Message) -> tuple[int, ...]:
+    return tuple(target.required(2) for target in message.messages(4))
 
 
 class EventPoll(Struct, frozen=True):
@@ -14,9 +60,9 @@ class EventPoll(Struct, frozen=True):
 
     kind: ClassVar[str] = "epoll"
 
-    id: int
-    flags: int
-    watched: tuple[int, ...]
+    id: Annotated[int, 1]
+    flags: Annotated[int, 2]
+    watched: Annotated[tuple[int, ...], Field(convert=_read_watched)]
 
     @property
     def title(self) -> str:
@@ -29,9 +75,9 @@ class PidFd(Struct, frozen=True):
 
     kind: ClassVar[str] = "pidfd"
 
-    id: int
-    flags: int
-    pid: int
+    id: Annotated[int, 1]
+    flags: Annotated[int, Field(3, default=0)]
+    pid: Annotated[int, Field(4, default=0, convert=decode_signed)]
 
     @property
     def title(self) -> str:
@@ -70,30 +116,18 @@ class OtherFile(Struct, frozen=True):
         return self.kind
 
 
-def decode_event_poll(message: Message) -> EventPoll:
-    """Decode an entry of `files.img`."""
-    watched = tuple(target.required(2) for target in message.messages(4))
-    return EventPoll(message.required(1), message.required(2), watched)
-
-
 def decode_inotify(message: Message) -> Watch:
     """Decode an entry of `files.img`."""
-    marks = message.messages(5)
-    return _watch(message, "inotify", len(marks), [mark.message(7).text(4) for mark in marks])
+    return _watch(message, "inotify", [mark.message(7).text(4) for mark in message.messages(5)])
 
 
 def decode_fanotify(message: Message) -> Watch:
     """Decode an entry of `files.img`."""
-    marks = message.messages(6)
     # A mark is of a file, which has a handle, or of a mount.
-    paths = [mark.message(7).message(2).text(4) if 7 in mark else mark.message(8).text(2) for mark in marks]
-    return _watch(message, "fanotify", len(marks), paths)
+    marks = message.messages(6)
+    paths = [mark.message(7, 2).text(4) if 7 in mark else mark.message(8).text(2) for mark in marks]
+    return _watch(message, "fanotify", paths)
 
 
-def _watch(message: Message, kind: str, watches: int, paths: list[str]) -> Watch:
-    return Watch(message.required(1), kind, message.uint(2), watches, tuple(dict.fromkeys(filter(None, paths))))
-
-
-def decode_pidfd(message: Message) -> PidFd:
-    """Decode an entry of `files.img`."""
-    return PidFd(message.required(1), message.uint(3), message.signed(4))
+def _watch(message: Message, kind: str, paths: list[str]) -> Watch:
+    return Watch(message.required(1), kind, message.uint(2), len(paths), tuple(dict.fromkeys(filter(None, paths))))

@@ -229,7 +229,7 @@ def _entry(payload: bytes, name: str) -> Entry:
     # Older CRIU had `in_parent` for flags and a 32-bit count (criu/pagemap.c:673).
     unknown = {number for number, _, _ in fields(payload, name)} - _KNOWN_FIELDS
     message = Message(payload, name)
-    flags = message.uint(4, default=0 if message.flag(3) else PRESENT) | (IN_PARENT if message.flag(3) else 0)
+    flags = message.uint(4, default=0 if message.uint(3) else PRESENT) | (IN_PARENT if message.uint(3) else 0)
     if unknown or flags & ~_KNOWN_FLAGS:
         what = f"field {min(unknown)}" if unknown else f"flags {flags:#x}"
         raise IntegrityError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Struct
 
@@ -17,9 +17,9 @@ class Pipe(Struct, frozen=True):
 
     kind: ClassVar[str] = "pipe"
 
-    id: Count
-    pipe_id: Count
-    flags: Count
+    id: Annotated[Count, 1]
+    pipe_id: Annotated[Count, 2]
+    flags: Annotated[Count, 3]
 
     @property
     def title(self) -> str:
@@ -40,25 +40,15 @@ class Fifo(Struct, frozen=True):
 
     kind: ClassVar[str] = "fifo"
 
-    id: int
-    pipe_id: int
-    file_id: int | None
+    id: Annotated[int, 1]
+    pipe_id: Annotated[int, 2]
+    file_id: Annotated[int | None, 3]
     path: str = ""
 
     @property
     def title(self) -> str:
         """Its path."""
         return self.path or f"fifo:[{self.pipe_id}]"
-
-
-def decode_pipe(message: Message) -> Pipe:
-    """Decode an entry of `files.img`."""
-    return Pipe(*(message.required(number) for number in range(1, 4)))
-
-
-def decode_fifo(message: Message) -> Fifo:
-    """Decode an entry of `files.img`, without `path`."""
-    return Fifo(message.required(1), message.required(2), message.optional(3))
 
 
 def read_pipe_contents(data: bytes, name: str = "pipes-data.img") -> tuple[PipeContent, ...]:

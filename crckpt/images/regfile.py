@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Struct
 
 from crckpt.images import magics
+from crckpt.images.decode import Field, decode
 from crckpt.images.framing import read_image, read_messages
-from crckpt.images.wire import Message
+from crckpt.images.wire import Message, decode_signed
 
 GHOST: Final = "ghost"
 LINKED: Final = "linked"
@@ -18,7 +19,19 @@ PROCESS: Final = "process"
 
 # remap_type (images/remap-file-path.proto).
 _REMAP_KINDS: Final = {0: LINKED, 1: GHOST, 2: PROCESS}
+_REMAP_TYPE: Final = 3
 _OLD_GHOST_BIT: Final = 1 << 31
+
+
+def _read_remap_kind(message: Message) -> str:
+    # Old CRIU has no type, and marks a ghost in the top bit of the id (criu/files-reg.c:733).
+    if _REMAP_TYPE not in message:
+        return GHOST if message.required(2) & _OLD_GHOST_BIT else LINKED
+    return _REMAP_KINDS.get(message.uint(_REMAP_TYPE), "unknown")
+
+
+def _read_remap_target(message: Message) -> int:
+    return message.required(2) & ~(0 if _REMAP_TYPE in message else _OLD_GHOST_BIT)
 
 
 class Remap(Struct, frozen=True):
@@ -29,10 +42,15 @@ class Remap(Struct, frozen=True):
     - PROCESS: a file in the /proc directory of a dead process with the PID `target`
     """
 
-    kind: str
-    target: int
+    kind: Annotated[str, Field(convert=_read_remap_kind)]
+    target: Annotated[int, Field(convert=_read_remap_target)]
     path: str = ""
     size: int | None = None
+
+
+def _read_build_id(words: tuple[int, ...]) -> str:
+    # CRIU copies the bytes into 32-bit words and fills the last one with zeros (criu/files-reg.c:1719).
+    return b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in words).hex()
 
 
 class RegularFile(Struct, frozen=True):
@@ -50,21 +68,22 @@ class RegularFile(Struct, frozen=True):
 
     kind: ClassVar[str] = "file"
 
-    id: int
+    id: Annotated[int, 1]
     # A restore opens each file by its path (criu/files-reg.c:2351), and fails if it is missing.
-    path: str
+    path: Annotated[str, 6]
     # A mapping and the executable have entries of their own, with flags 0 (criu/cr-dump.c:317, 434): so the size of a
     # mapped file is always checked, however it was opened.
-    flags: int
-    pos: int
-    # Another size ends the restore (criu/files-reg.c:2174); no option prevents that.
-    size: int | None
+    flags: Annotated[int, Field(2, default=0)]
+    pos: Annotated[int, Field(3, default=0, convert=decode_signed)]
+    # Another size ends the restore (criu/files-reg.c:2174); no option prevents that. Not saved for files that are
+    # append-only or not regular (1456, 1827).
+    size: Annotated[int | None, 8]
     # Compared for files of all types (criu/files-reg.c:2284); `--skip-file-rwx-check` leaves out the rwx bits only.
-    mode: int | None
+    mode: Annotated[int | None, 10]
     # Of ELF files whose size is saved (criu/files-reg.c:1693). Compared only if the file has one at the restore, too
     # (2137).
-    build_id: str
-    external: bool
+    build_id: Annotated[str, Field(11, wire=tuple[int, ...], convert=_read_build_id)]
+    external: Annotated[bool, 9]
     remap: Remap | None = None
 
     @property
@@ -110,25 +129,9 @@ class Ghost(Struct, frozen=True):
     inode: int | None = None
 
 
-def decode_regular_file(message: Message) -> RegularFile:
-    """Decode an entry of `files.img`."""
-    return RegularFile(
-        id=message.required(1),
-        path=message.text(6),
-        flags=message.uint(2),
-        pos=message.signed(3),
-        # Not saved for files that are append-only or not regular (criu/files-reg.c:1456, 1827).
-        size=message.optional(8),
-        mode=message.optional(10),
-        # CRIU copies the bytes into 32-bit words and fills the last one with zeros (criu/files-reg.c:1719).
-        build_id=b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in message.uints(11)).hex(),
-        external=message.flag(9),
-    )
-
-
 def read_remaps(data: bytes, name: str = "remap-fpath.img") -> dict[int, Remap]:
     """Decode the remaps, by the id of the file whose path is gone, without `path` and `size`. Raises IntegrityError."""
-    return {message.required(1): _remap(message) for message in read_messages(data, name, magics.REMAP_FPATH)}
+    return {message.required(1): decode(Remap, message) for message in read_messages(data, name, magics.REMAP_FPATH)}
 
 
 def ghost_image(target: int) -> str:
@@ -143,12 +146,4 @@ def read_ghost(data: bytes, name: str = "ghost-file.img") -> Ghost:
     uid, gid, mode = (message.required(number) for number in range(1, 4))
     stored = sum(len(record.extra) for record in image.records)
     # CRIU saves the size only of a file that it stores in parts (criu/files-reg.c:933).
-    return Ghost(uid, gid, mode, message.uint(10, default=stored), stored, message.optional(5))
-
-
-def _remap(message: Message) -> Remap:
-    # Old CRIU has no type, and marks a ghost in the top bit of the id (criu/files-reg.c:733).
-    target, kind = message.required(2), message.optional(3)
-    if kind is None:
-        return Remap(GHOST if target & _OLD_GHOST_BIT else LINKED, target & ~_OLD_GHOST_BIT)
-    return Remap(_REMAP_KINDS.get(kind, "unknown"), target)
+    return Ghost(uid, gid, mode, message.uint(10, default=stored), stored, message.uint(5) if 5 in message else None)

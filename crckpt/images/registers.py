@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
+from crckpt.images.decode import Field, decode, read_one
 from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
+# In core_entry: general registers, floating-point registers, and in these what XSAVE stores.
+_REGISTERS, _FLOATING, _XSAVE = (2, 2), (2, 3), 13
 # The fields of user_x86_regs_entry are in the order of the kernel's structure (images/core-x86.proto).
 _GENERAL: Final = range(1, 28)
 # orig_ax.
@@ -46,6 +48,19 @@ _SETS: Final = {
 }
 
 
+def _pack_fxsave(floating: Message) -> bytes:
+    words = (*map(floating.required, range(1, 9)), *floating.uints(9), *floating.uints(10))
+    return _FXSAVE.pack(*words)
+
+
+def _pack_components(extended: Message) -> tuple[tuple[int, bytes], ...]:
+    return tuple(
+        (component, struct.pack(form, *extended.uints(field)))
+        for field, component, form in _EXTENDED
+        if field in extended
+    )
+
+
 class Registers(Struct, frozen=True):
     """A thread's registers.
 
@@ -56,59 +71,41 @@ class Registers(Struct, frozen=True):
     - `is_native`: the thread ran 64-bit code
     """
 
-    general: tuple[int, ...]
-    floating: bytes
-    extended: tuple[tuple[int, bytes], ...]
-    in_use: int
-    is_native: bool
-
-
-def read_registers(data: bytes, name: str = "core.img") -> Registers:
-    """Decode the registers. Raises IntegrityError if the image is damaged or not of x86-64."""
-    thread = read_single(data, name, magics.CORE).message(2)
-    general, floating = thread.message(2), thread.message(3)
-    extended = floating.message(13)
-    try:
-        return Registers(
-            general=tuple(general.required(number) for number in _GENERAL),
-            floating=_fxsave(floating),
-            extended=tuple(_components(extended)),
-            in_use=extended.uint(1),
-            is_native=general.uint(_MODE, default=_NATIVE) == _NATIVE,
-        )
-    except struct.error as error:
-        raise IntegrityError(f"{name}: invalid floating-point registers: {error}") from error
+    general: Annotated[
+        tuple[int, ...], Field(*_REGISTERS, wire=Message, convert=lambda found: tuple(map(found.required, _GENERAL)))
+    ]
+    floating: Annotated[bytes, Field(*_FLOATING, wire=Message, convert=_pack_fxsave)]
+    extended: Annotated[
+        tuple[tuple[int, bytes], ...], Field(*_FLOATING, _XSAVE, wire=Message, convert=_pack_components)
+    ]
+    in_use: Annotated[int, Field(*_FLOATING, _XSAVE, 1, default=0)]
+    is_native: Annotated[bool, Field(*_REGISTERS, _MODE, default=_NATIVE, convert=lambda mode: mode == _NATIVE)]
 
 
 class SystemCall(Struct, frozen=True):
     """The number of a system call, and whether 64-bit code made it: 32-bit code has other numbers."""
 
-    number: int
-    is_native: bool
+    number: Annotated[int, _CALL]
+    is_native: Annotated[bool, Field(_MODE, default=_NATIVE, convert=lambda mode: mode == _NATIVE)]
+
+
+def read_registers(data: bytes, name: str = "core.img") -> Registers:
+    """Decode the registers. Raises IntegrityError if the image is damaged or not of x86-64."""
+    try:
+        return read_one(Registers, data, name, magics.CORE)
+    except struct.error as error:
+        raise IntegrityError(f"{name}: invalid floating-point registers: {error}") from error
 
 
 def read_system_call(data: bytes, name: str = "core.img") -> SystemCall | None:
     """Return the system call that a thread on x86-64 was in; None if it was in none. Raises IntegrityError."""
-    general = read_single(data, name, magics.CORE).message(2).message(2)
-    number = general.optional(_CALL)
+    general = read_single(data, name, magics.CORE).message(*_REGISTERS)
     # The kernel's "in no call" is -1, of which CRIU may keep the lower half.
-    if number is None or number >> 31 & 1:
-        return None
-    return SystemCall(number, general.uint(_MODE, default=_NATIVE) == _NATIVE)
+    none = 1 << 31
+    return None if general.uint(_CALL, none) & none else decode(SystemCall, general)
 
 
 def features_in_use(data: bytes, name: str = "core.img") -> frozenset[str]:
     """Return the CPU features whose registers were in use. Raises IntegrityError if the image is damaged."""
-    sets = read_single(data, name, magics.CORE).message(2).message(3).message(13).uint(1)
+    sets = read_single(data, name, magics.CORE).message(*_FLOATING, _XSAVE).uint(1)
     return frozenset(feature for bit, feature in _SETS.items() if sets >> bit & 1)
-
-
-def _fxsave(message: Message) -> bytes:
-    words = (*(message.required(number) for number in range(1, 9)), *message.uints(9), *message.uints(10))
-    return _FXSAVE.pack(*words)
-
-
-def _components(message: Message) -> Iterator[tuple[int, bytes]]:
-    for field, component, form in _EXTENDED:
-        if field in message:
-            yield component, struct.pack(form, *message.uints(field))

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.images.decode import Field
 from crckpt.images.wire import Message
 from crckpt.model import Count
 
@@ -62,6 +63,36 @@ class Address(Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _type(number: int) -> str:
+    return _TYPES.get(number, str(number))
+
+
+def _state(number: int) -> str:
+    return _STATES[number] if number < len(_STATES) else "unknown"
+
+
+def _address(message: Message, host: int, port: int) -> Address:
+    """Read an address from the fields of its host and port."""
+    family, number = message.required(3), message.required(port)
+    if number > _LAST_PORT:
+        raise IntegrityError(f"{message.where}: {number} is not a port")
+    # A host is a list of four-byte words in network byte order.
+    words = message.uints(host)
+    packed = b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in words)
+    if family == INET and len(words) == 1:
+        return Address(str(IPv4Address(packed)), number)
+    if family == INET6 and len(words) == 4:
+        return Address(str(IPv6Address(packed)), number)
+    if not words:
+        return Address(str(IPv6Address(0) if family == INET6 else IPv4Address(0)), number)
+    raise IntegrityError(f"{message.where}: an address of family {family} has {len(words)} words")
+
+
+def _unix_name(name: bytes) -> bytes:
+    # A path ends at the first zero byte, as for the kernel. An abstract name begins with one and may contain more.
+    return name.replace(b"\0", b"@") if name.startswith(b"\0") else name.partition(b"\0")[0]
+
+
 class InetSocket(Struct, frozen=True, tag_field="is", tag=True):
     """A TCP, UDP, ICMP or raw socket.
 
@@ -75,18 +106,19 @@ class InetSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     kind: ClassVar[str] = "inet socket"
 
-    id: Count
-    inode: Count
-    family: Count
-    type: _Word
-    protocol: _Word
-    state: _Word
-    source: Address
-    destination: Address
-    flags: Count = 0
-    backlog: Count = 0
-    interface: _Word = ""
-    namespace: Count = 0
+    id: Annotated[Count, 1]
+    inode: Annotated[Count, 2]
+    family: Annotated[Count, 3]
+    type: Annotated[_Word, Field(4, convert=_type)]
+    protocol: Annotated[_Word, Field(5, convert=lambda number: _PROTOCOLS.get(number, str(number)))]
+    state: Annotated[_Word, Field(6, convert=_state)]
+    source: Annotated[Address, Field(convert=lambda message: _address(message, host=11, port=7))]
+    destination: Annotated[Address, Field(convert=lambda message: _address(message, host=12, port=8))]
+    flags: Annotated[Count, Field(9, default=0)] = 0
+    backlog: Annotated[Count, Field(10, default=0)] = 0
+    # That of its IPv6 address, or of SO_BINDTODEVICE (images/sk-opts.proto).
+    interface: Annotated[_Word, Field(convert=lambda message: message.text(17) or message.message(14).text(15))] = ""
+    namespace: Annotated[Count, Field(18, default=0)] = 0
 
     @property
     def title(self) -> str:
@@ -121,17 +153,17 @@ class UnixSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     kind: ClassVar[str] = "unix socket"
 
-    id: Count
-    inode: Count
-    type: _Word
-    state: _Word
-    name_bytes: _Name = b""
-    directory: Annotated[str, Meta(max_length=4096)] = ""
-    peer: Count = 0
-    flags: Count = 0
-    backlog: Count = 0
-    external: bool = False
-    deleted: bool = False
+    id: Annotated[Count, 1]
+    inode: Annotated[Count, 2]
+    type: Annotated[_Word, Field(3, convert=_type)]
+    state: Annotated[_Word, Field(4, convert=_state)]
+    name_bytes: Annotated[_Name, Field(11, wire=bytes, convert=_unix_name)] = b""
+    directory: Annotated[str, Meta(max_length=4096), 14] = ""
+    peer: Annotated[Count, Field(8, default=0)] = 0
+    flags: Annotated[Count, Field(5, default=0)] = 0
+    backlog: Annotated[Count, Field(7, default=0)] = 0
+    external: Annotated[bool, Field(6, default=0, convert=lambda flags: bool(flags & _EXTERNAL_PEER))] = False
+    deleted: Annotated[bool, 15] = False
 
     @property
     def name(self) -> str:
@@ -176,11 +208,11 @@ class NetlinkSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     kind: ClassVar[str] = "netlink socket"
 
-    id: Count
-    inode: Count
-    protocol: Count
-    port_id: Count
-    flags: Count = 0
+    id: Annotated[Count, 1]
+    inode: Annotated[Count, 2]
+    protocol: Annotated[Count, 3]
+    port_id: Annotated[Count, 7]
+    flags: Annotated[Count, 6] = 0
 
     @property
     def title(self) -> str:
@@ -193,11 +225,11 @@ class PacketSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     kind: ClassVar[str] = "packet socket"
 
-    id: Count
-    type: _Word
-    protocol: Count = 0
-    interface: Count = 0
-    flags: Count = 0
+    id: Annotated[Count, 1]
+    type: Annotated[_Word, Field(2, convert=_type)]
+    protocol: Annotated[Count, 3] = 0
+    interface: Annotated[Count, 5] = 0
+    flags: Annotated[Count, 4] = 0
 
     @property
     def title(self) -> str:
@@ -206,84 +238,3 @@ class PacketSocket(Struct, frozen=True, tag_field="is", tag=True):
 
 
 Socket = InetSocket | UnixSocket | NetlinkSocket | PacketSocket
-
-
-def decode_inet_socket(message: Message) -> InetSocket:
-    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
-    family, protocol = message.required(3), message.required(5)
-    return InetSocket(
-        id=message.required(1),
-        inode=message.required(2),
-        family=family,
-        type=_type(message.required(4)),
-        protocol=_PROTOCOLS.get(protocol, str(protocol)),
-        state=_state(message.required(6)),
-        source=Address(_host(message, 11, family), _port(message, 7)),
-        destination=Address(_host(message, 12, family), _port(message, 8)),
-        flags=message.uint(9),
-        backlog=message.uint(10),
-        # That of its IPv6 address, or of SO_BINDTODEVICE (images/sk-opts.proto).
-        interface=message.text(17) or message.message(14).text(15),
-        namespace=message.uint(18),
-    )
-
-
-def decode_unix_socket(message: Message) -> UnixSocket:
-    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
-    return UnixSocket(
-        id=message.required(1),
-        inode=message.required(2),
-        type=_type(message.required(3)),
-        state=_state(message.required(4)),
-        name_bytes=_unix_name(message.octets(11)),
-        directory=message.text(14),
-        peer=message.uint(8),
-        flags=message.uint(5),
-        backlog=message.uint(7),
-        external=bool(message.uint(6) & _EXTERNAL_PEER),
-        deleted=message.flag(15),
-    )
-
-
-def decode_netlink_socket(message: Message) -> NetlinkSocket:
-    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
-    return NetlinkSocket(*(message.required(number) for number in (1, 2, 3, 7, 6)))
-
-
-def decode_packet_socket(message: Message) -> PacketSocket:
-    """Decode an entry of `files.img`. Raises IntegrityError if it is damaged."""
-    file_id, kind, protocol, flags, interface = (message.required(number) for number in range(1, 6))
-    return PacketSocket(file_id, _type(kind), protocol, interface, flags)
-
-
-def _type(number: int) -> str:
-    return _TYPES.get(number, str(number))
-
-
-def _state(number: int) -> str:
-    return _STATES[number] if number < len(_STATES) else "unknown"
-
-
-def _port(message: Message, number: int) -> int:
-    port = message.required(number)
-    if port > _LAST_PORT:
-        raise IntegrityError(f"{message.where}: {port} is not a port")
-    return port
-
-
-def _host(message: Message, number: int, family: int) -> str:
-    # An address is a list of four-byte words in network byte order.
-    words = message.uints(number)
-    packed = b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in words)
-    if family == INET and len(words) == 1:
-        return str(IPv4Address(packed))
-    if family == INET6 and len(words) == 4:
-        return str(IPv6Address(packed))
-    if not words:
-        return str(IPv6Address(0) if family == INET6 else IPv4Address(0))
-    raise IntegrityError(f"{message.where}: an address of family {family} has {len(words)} words")
-
-
-def _unix_name(name: bytes) -> bytes:
-    # A path ends at the first zero byte, as for the kernel. An abstract name begins with one and may contain more.
-    return name.replace(b"\0", b"@") if name.startswith(b"\0") else name.partition(b"\0")[0]

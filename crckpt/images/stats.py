@@ -5,12 +5,13 @@ Times are microseconds in 32 bits: they wrap after 71 minutes. `stats-dump` appe
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
+from crckpt.images.decode import Field, decode
 from crckpt.images.framing import read_single
 
 # A restore writes field 2 of the same message.
@@ -20,12 +21,12 @@ _DUMP: Final = 1
 class DumpStats(Struct, frozen=True):
     """Times in microseconds, and pages of private memory and of shared memory (`shared_pages_written`)."""
 
-    frozen_time: int
-    memwrite_time: int
-    pages_scanned: int
-    pages_skipped_parent: int
-    pages_written: int
-    shared_pages_written: int
+    frozen_time: Annotated[int, Field(2, default=0)]
+    memwrite_time: Annotated[int, Field(4, default=0)]
+    pages_scanned: Annotated[int, Field(5, default=0)]
+    pages_skipped_parent: Annotated[int, Field(6, default=0)]
+    pages_written: Annotated[int, Field(7, default=0)]
+    shared_pages_written: Annotated[int, Field(14, default=0)]
 
 
 def read_dump_stats(data: bytes, name: str = "stats-dump") -> DumpStats:
@@ -33,5 +34,4 @@ def read_dump_stats(data: bytes, name: str = "stats-dump") -> DumpStats:
     message = read_single(data, name, magics.STATS)
     if _DUMP not in message:
         raise IntegrityError(f"{name}: has no statistics of a dump")
-    statistics = message.message(_DUMP)
-    return DumpStats(*(statistics.uint(number) for number in (2, 4, 5, 6, 7, 14)))
+    return decode(DumpStats, message.message(_DUMP))

@@ -20,9 +20,8 @@ from crckpt.images.filelocks import FileLock, read_locks
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
-from crckpt.images.memfd import MemFd, read_memfd_inodes
 from crckpt.images.mm import AddressSpace, Vma, read_mm
-from crckpt.images.other_files import EventPoll
+from crckpt.images.other_files import EventPoll, MemFd, read_memfd_inodes
 from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
 from crckpt.images.regfile import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps

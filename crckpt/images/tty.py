@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Struct
 
 from crckpt.images import magics
-from crckpt.images.framing import edit_image, read_messages
+from crckpt.images.decode import Field, read_all
+from crckpt.images.framing import edit_image
 from crckpt.images.wire import VARINT, Message, encode
 
 # TtyType (images/tty.proto). CTTY is /dev/tty: the current terminal of a process.
@@ -22,16 +23,20 @@ class Terminal(Struct, frozen=True):
 
     kind: ClassVar[str] = "terminal"
 
-    id: int
-    info_id: int
-    flags: int
-    file_id: int | None
+    id: Annotated[int, 1]
+    info_id: Annotated[int, 2]
+    flags: Annotated[int, 3]
+    file_id: Annotated[int | None, 6]
     path: str = ""
 
     @property
     def title(self) -> str:
         """Its path."""
         return self.path or f"terminal {self.info_id}"
+
+
+def _kind_of(number: int) -> str:
+    return _TERMINAL_KINDS[number] if number < len(_TERMINAL_KINDS) else "unknown"
 
 
 class TerminalInfo(Struct, frozen=True):
@@ -44,12 +49,13 @@ class TerminalInfo(Struct, frozen=True):
     - `is_hung_up`: its other side was closed; CRIU makes a new one for it
     """
 
-    id: int
-    kind: str
-    session: int
-    index: int | None
-    is_hung_up: bool = False
-    group: int = 0
+    id: Annotated[int, 1]
+    kind: Annotated[str, Field(2, convert=_kind_of)]
+    session: Annotated[int, Field(_SESSION, default=0)]
+    index: Annotated[int | None, Field(12, 1)]
+    # CRIU could not read its settings (criu/tty.c, tty_is_hung).
+    is_hung_up: Annotated[bool, Field(convert=lambda message: not message.messages(9))] = False
+    group: Annotated[int, Field(_GROUP, default=0)] = 0
 
     @property
     def is_master(self) -> bool:
@@ -58,15 +64,9 @@ class TerminalInfo(Struct, frozen=True):
         return self.index is not None and bool(self.id & 1)
 
 
-def decode_terminal(message: Message) -> Terminal:
-    """Decode an entry of `files.img`, without `path`."""
-    file_id, info_id, flags = (message.required(number) for number in range(1, 4))
-    return Terminal(file_id, info_id, flags, message.optional(6))
-
-
 def read_terminals(data: bytes, name: str = "tty-info.img") -> tuple[TerminalInfo, ...]:
     """Decode the image. Raises IntegrityError if it is damaged."""
-    return tuple(_terminal_info(message) for message in read_messages(data, name, magics.TTY_INFO))
+    return read_all(TerminalInfo, data, name, magics.TTY_INFO)
 
 
 def replace_ended_groups(data: bytes, groups: Collection[int], name: str = "tty-info.img") -> bytes:
@@ -84,16 +84,3 @@ def replace_ended_groups(data: bytes, groups: Collection[int], name: str = "tty-
         return payload + encode(((_GROUP, VARINT, session),))
 
     return edit_image(data, name, magics.TTY_INFO, edit)
-
-
-def _terminal_info(message: Message) -> TerminalInfo:
-    kind = message.required(2)
-    return TerminalInfo(
-        id=message.required(1),
-        kind=_TERMINAL_KINDS[kind] if kind < len(_TERMINAL_KINDS) else "unknown",
-        session=message.uint(_SESSION),
-        index=message.message(12).optional(1),
-        # CRIU could not read its settings (criu/tty.c, tty_is_hung).
-        is_hung_up=not message.messages(9),
-        group=message.uint(_GROUP),
-    )

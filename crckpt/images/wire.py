@@ -26,29 +26,43 @@ def fields(data: bytes, where: str = "protobuf") -> Iterator[tuple[int, int, int
     Varints and fixed sizes become unsigned integers, everything with a length bytes. `where` names the image in errors.
     Raises IntegrityError if the bytes are no message.
     """
-    at = 0
-    while at < len(data):
+    at, end = 0, len(data)
+    value: int | bytes
+    while at < end:
         key, at = read_varint(data, at, where)
         number, kind = key >> 3, key & 7
         if not 1 <= number <= _MAX_FIELD:
             raise IntegrityError(f"{where}: {number} is not a field number")
-        value, at = _read_value(data, at, kind, where)
+        if kind == VARINT:
+            value, at = read_varint(data, at, where)
+        else:
+            if kind == BYTES:
+                size, at = read_varint(data, at, where)
+            elif (size := _FIXED_SIZE.get(kind, 0)) == 0:
+                raise IntegrityError(f"{where}: wire type {kind} is unknown")
+            if at + size > end:
+                raise IntegrityError(f"{where}: cut short, {size} bytes announced and {end - at} left")
+            value, at = data[at : at + size], at + size
+            if kind != BYTES:
+                value = int.from_bytes(value, "little")
         yield number, kind, value
 
 
 def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int]:
     """Return the unsigned 64-bit varint at offset `at`, and the offset after it. Raises IntegrityError."""
-    value = 0
+    value = shift = 0
     # Ten groups of seven bits hold 64 bits; of the tenth only the lowest bit may be set.
-    for index in range(10):
-        if at + index >= len(data):
-            raise IntegrityError(f"{where}: cut short inside a number")
-        byte = data[at + index]
-        value |= (byte & 0x7F) << (7 * index)
+    for byte in data[at : at + 10]:
+        at += 1
         if byte < 0x80:
-            if value >= _U64:
-                break
-            return value, at + index + 1
+            value |= byte << shift
+            if value < _U64:
+                return value, at
+            break
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    if shift < 70 and value < _U64:
+        raise IntegrityError(f"{where}: cut short inside a number")
     raise IntegrityError(f"{where}: a number is longer than 64 bits")
 
 
@@ -74,12 +88,13 @@ class Message:
     type.
     """
 
-    __slots__ = ("_fields", "where")
+    __slots__ = ("_embedded", "_fields", "where")
 
     def __init__(self, data: bytes, where: str) -> None:
         """Decode the bytes. Raises IntegrityError if they are no message."""
         self.where = where
         self._fields: dict[int, list[int | bytes]] = {}
+        self._embedded: dict[int, Message] = {}
         for number, _, value in fields(data, where):
             self._fields.setdefault(number, []).append(value)
 
@@ -94,28 +109,23 @@ class Message:
 
     def uint(self, number: int, default: int = 0) -> int:
         """Return an unsigned integer."""
-        return self._number(self._fields[number][-1], number) if number in self._fields else default
+        value = self._fields[number][-1] if number in self._fields else default
+        if isinstance(value, bytes):
+            raise IntegrityError(f"{self.where}: field {number} is not a number")
+        return value
 
-    def optional(self, number: int) -> int | None:
-        """Return an unsigned integer, None if it is missing."""
-        return self.uint(number) if number in self._fields else None
-
-    def signed(self, number: int, default: int = 0) -> int:
-        """Return an `int32` or `int64`."""
-        return decode_signed(self.uint(number)) if number in self._fields else default
-
-    def flag(self, number: int) -> bool:
-        """Return a boolean, False if it is missing."""
-        return self.uint(number) != 0
-
-    def octets(self, number: int, default: bytes = b"") -> bytes:
+    def octets(self, number: int) -> bytes:
         """Return a byte string."""
-        return self._octets(self._fields[number][-1], number) if number in self._fields else default
+        return self._octets(self._fields[number][-1], number) if number in self._fields else b""
 
-    def text(self, number: int, default: str = "") -> str:
+    def text(self, number: int) -> str:
         """Return a string."""
+        octets = self.octets(number)
+        if b"\0" in octets:
+            # CRIU would use only the part before it: crckpt must not show another name than CRIU opens.
+            raise IntegrityError(f"{self.where}: field {number} is a string with a zero byte")
         # CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates.
-        return self._text(self._fields[number][-1], number) if number in self._fields else default
+        return octets.decode("utf-8", "surrogateescape")
 
     def uints(self, number: int) -> tuple[int, ...]:
         """Return a repeated unsigned integer, packed or not."""
@@ -124,36 +134,35 @@ class Message:
             values += decode_packed(value, self.where) if isinstance(value, bytes) else (value,)
         return tuple(values)
 
-    def message(self, number: int) -> Message:
-        """Return an embedded message, empty if it is missing."""
-        # Joined parts decode to the merged message, for crckpt as for CRIU.
-        return Message(b"".join(self._octets(value, number) for value in self._fields.get(number, ())), self.where)
+    def message(self, number: int, *path: int) -> Message:
+        """Return an embedded message, empty if it is missing; with `path`, the one of these numbers inside of it."""
+        if number not in self._embedded:
+            # Joined parts decode to the merged message, for crckpt as for CRIU.
+            parts = (self._octets(value, number) for value in self._fields.get(number, ()))
+            self._embedded[number] = Message(b"".join(parts), self.where)
+        embedded = self._embedded[number]
+        return embedded.message(*path) if path else embedded
 
     def messages(self, number: int) -> tuple[Message, ...]:
         """Return a repeated embedded message."""
         return tuple(Message(self._octets(value, number), self.where) for value in self._fields.get(number, ()))
-
-    def _number(self, value: int | bytes, number: int) -> int:
-        if isinstance(value, bytes):
-            raise IntegrityError(f"{self.where}: field {number} is not a number")
-        return value
 
     def _octets(self, value: int | bytes, number: int) -> bytes:
         if not isinstance(value, bytes):
             raise IntegrityError(f"{self.where}: field {number} is not a string or message")
         return value
 
-    def _text(self, value: int | bytes, number: int) -> str:
-        octets = self._octets(value, number)
-        if b"\0" in octets:
-            # CRIU would use only the part before it: crckpt must not show another name than CRIU opens.
-            raise IntegrityError(f"{self.where}: field {number} is a string with a zero byte")
-        return octets.decode("utf-8", "surrogateescape")
-
 
 def encode(items: Iterable[tuple[int, int, int | bytes]]) -> bytes:
     """Encode fields: the inverse of `fields`. Negative integers become two's complement of 64 bits."""
-    return b"".join(encode_varint(number << 3 | kind) + _value(kind, value) for number, kind, value in items)
+    parts = []
+    for number, kind, value in items:
+        parts.append(encode_varint(number << 3 | kind))
+        if isinstance(value, bytes):
+            parts += [encode_varint(len(value)), value]
+        else:
+            parts.append(encode_varint(value) if kind == VARINT else value.to_bytes(_FIXED_SIZE[kind], "little"))
+    return b"".join(parts)
 
 
 def edit_field(
@@ -180,25 +189,3 @@ def encode_varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def _read_value(data: bytes, at: int, kind: int, where: str) -> tuple[int | bytes, int]:
-    if kind == VARINT:
-        return read_varint(data, at, where)
-    if kind == BYTES:
-        size, at = read_varint(data, at, where)
-    elif kind in _FIXED_SIZE:
-        size = _FIXED_SIZE[kind]
-    else:
-        raise IntegrityError(f"{where}: wire type {kind} is unknown")
-    end = at + size
-    if end > len(data):
-        raise IntegrityError(f"{where}: cut short, {size} bytes announced and {len(data) - at} left")
-    part = data[at:end]
-    return (part if kind == BYTES else int.from_bytes(part, "little")), end
-
-
-def _value(kind: int, value: int | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return encode_varint(len(value)) + value
-    return encode_varint(value) if kind == VARINT else value.to_bytes(_FIXED_SIZE[kind], "little")

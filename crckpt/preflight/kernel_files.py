@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from crckpt.host.observe.files import KernelFile
-from crckpt.images.creds import CAPABILITIES, Rights
+from crckpt.images.core import CAPABILITIES, Rights
 
 PROC: Final = 0x9FA0
 CONTROL_GROUPS: Final = frozenset({0x27E0EB, 0x63677270})

@@ -22,9 +22,8 @@ from command import PROGRAM
 from msgspec import Struct
 from places import TESTS
 
-from crckpt.images import core, memfd, other_files, pipes, sockets, tty
-from crckpt.images.core import read_core
-from crckpt.images.creds import Rights
+from crckpt.images import core, other_files, pipes, sockets, tty
+from crckpt.images.core import Rights, read_core
 from crckpt.images.fdinfo import Directories, ImageDescriptor, read_descriptors, read_directories
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image
@@ -329,7 +328,7 @@ FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "PIPE": ("pipe", lambda record: made(pipes.Pipe, record, "id pipe_id flags")),
     "FIFO": ("fifo", lambda record: made(pipes.Fifo, record, "id pipe_id regf_id")),
     "TTY": ("tty", lambda record: made(tty.Terminal, record, "id tty_info_id flags regf_id")),
-    "MEMFD": ("memfd", lambda record: made(memfd.MemFd, record, "id flags pos inode_id")),
+    "MEMFD": ("memfd", lambda record: made(other_files.MemFd, record, "id flags pos inode_id")),
     "INETSK": ("isk", inet),
     "UNIXSK": ("usk", unix),
     "NETLINKSK": ("nlsk", lambda record: made(sockets.NetlinkSocket, record, "id ino protocol portid flags")),
@@ -356,8 +355,8 @@ READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], 
     ),
     "ghost-file": (read_ghost, ghost),
     "memfd": (
-        memfd.read_memfd_inodes,
-        each(lambda record: made(memfd.MemFdInode, record, "inode_id name size shmid")),
+        other_files.read_memfd_inodes,
+        each(lambda record: made(other_files.MemFdInode, record, "inode_id name size shmid")),
     ),
     "tty-info": (tty.read_terminals, each(terminal)),
     "pagemap": (lambda data: (read_pagemap(data).pages_id, read_pagemap(data).entries), pages),

@@ -20,7 +20,7 @@ from trees import NOBODY, PYTHON, Case, started, wait_for
 from crckpt.criu.hold import PROGRAM
 from crckpt.host.proc.task_states import read_task_states
 from crckpt.images import magics
-from crckpt.images.creds import excess_rights, read_rights
+from crckpt.images.core import excess_rights, read_rights
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.wire import BYTES, encode, fields
 

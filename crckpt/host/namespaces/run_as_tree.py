@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from crckpt.host.process import run
 from crckpt.host.syscalls.own_process import drop_capability, set_capabilities, set_no_new_privileges, setns
-from crckpt.images.creds import Rights
+from crckpt.images.core import Rights
 
 # The mount namespace is last: nothing is opened after it. The PID namespace applies to children only.
 _KINDS: Final = ("net", "ipc", "uts", "pid", "mnt")

@@ -12,7 +12,7 @@ from msgspec import Struct
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_targets
 from crckpt.host.proc.status import read_status
-from crckpt.images.creds import CAPABILITIES, Rights
+from crckpt.images.core import CAPABILITIES, Rights
 
 DELETED: Final = " (deleted)"
 """The end of what the kernel calls a file whose name was removed."""

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images.files import OpenFile
-from crckpt.images.memfd import MemFd
 from crckpt.images.mm import (
     ANON_PRIVATE,
     ANON_SHARED,
@@ -26,6 +25,7 @@ from crckpt.images.mm import (
     VVAR,
     Vma,
 )
+from crckpt.images.other_files import MemFd
 from crckpt.images.tree import ImageProcess
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, extent_ends

@@ -24,8 +24,7 @@ from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.process.pidfd import ExitWatch, watched_exits
 from crckpt.host.process.terminals import lower_numbers_held
-from crckpt.images.core import ZOMBIE
-from crckpt.images.creds import Rights
+from crckpt.images.core import ZOMBIE, Rights
 from crckpt.images.pipes import PipeContent
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from recorded import IMAGES, RECORDED
 
-from crckpt.images.creds import CAPABILITIES, Rights, excess_rights, read_rights
+from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights
 
 PLAIN = Rights((33, 33, 33, 33), (33, 33, 33, 33), frozenset({4}), (0, 0b110, 0b110, 0b111, 0), confined=True)
 

@@ -6,9 +6,10 @@ from image_trees import one
 from msgspec.structs import replace
 
 from crckpt.images import magics, regfile, wire
-from crckpt.images.files import edit_files, put_listeners_first, read_files
+from crckpt.images.files import edit_files, read_files
 from crckpt.images.framing import read_image, write_image
 from crckpt.images.other_files import OtherFile
+from crckpt.images.repairs import put_listeners_first
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 

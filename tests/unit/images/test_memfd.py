@@ -7,7 +7,7 @@ from image_trees import by_title, one
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
-from crckpt.images.memfd import MemFd, MemFdInode, read_memfd_inodes
+from crckpt.images.other_files import MemFd, MemFdInode, read_memfd_inodes
 from crckpt.images.tree import ImageTree
 from crckpt.images.wire import BYTES, VARINT
 

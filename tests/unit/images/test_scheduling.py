@@ -5,7 +5,7 @@ import pytest
 from crckpt.images import magics
 from crckpt.images.core import read_core
 from crckpt.images.framing import Image, Record, write_image
-from crckpt.images.scheduling import drop_deadline
+from crckpt.images.repairs import drop_deadline
 from crckpt.images.wire import BYTES, FIXED64, VARINT, encode
 
 

@@ -7,7 +7,7 @@ from image_trees import one
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
-from crckpt.images.signal_owners import SignalOwner, read_signal_owners
+from crckpt.images.files import SignalOwner, read_signal_owners
 from crckpt.images.wire import BYTES, VARINT, encode
 
 ID, PIPE, OWNER = 7, 18, 4

@@ -5,7 +5,7 @@ import pytest
 from crckpt.images import magics
 from crckpt.images.files import read_files
 from crckpt.images.framing import Image, Record, read_messages, write_image
-from crckpt.images.timers import rearm_timers
+from crckpt.images.repairs import rearm_timers
 from crckpt.images.wire import BYTES, VARINT, encode
 
 

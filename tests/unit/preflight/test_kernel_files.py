@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from crckpt.host.observe.files import KernelFile
-from crckpt.images.creds import Rights
+from crckpt.images.core import Rights
 from crckpt.preflight.kernel_files import PROC, SYSFS, is_root, may_keep, may_trace_of
 
 CGROUP2, DEBUGFS, EXT4 = 0x63677270, 0x64626720, 0xEF53

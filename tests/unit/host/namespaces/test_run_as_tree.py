@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from small_programs import WAITS, program
 
 from crckpt.host.namespaces.run_as_tree import TreeRights, rights_of, start
-from crckpt.images.creds import Rights
+from crckpt.images.core import Rights
 
 NOBODY = 65534
 PROGRAM = Rights((33, 33, 33, 33), (34, 35, 34, 34), frozenset({5, 4}), (0, 0b11, 0b1, 0b111, 0), confined=False)

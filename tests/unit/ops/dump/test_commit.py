@@ -14,7 +14,7 @@ from recorded import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.errors import CrckptError, DumpFailed
 from crckpt.host.proc.task_states import ProcessState, TaskStates
-from crckpt.images.creds import Rights, read_rights
+from crckpt.images.core import Rights, read_rights
 from crckpt.images.fdinfo import read_directories
 from crckpt.images.pstree import read_pstree
 from crckpt.ops.context import Context

@@ -8,8 +8,9 @@ from image_sets import files_of, write_set
 from recorded import PAGES, RECORDED, image_set
 
 from crckpt.images.pipes import Pipe
+from crckpt.images.repairs import repair_image
 from crckpt.ops.context import ignore_progress
-from crckpt.ops.inspect.images import read_image_tree, read_pipes, repair_image, unpack_images
+from crckpt.ops.inspect.images import read_image_tree, read_pipes, unpack_images
 from crckpt.store import Checkpoint, Repository
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from image_sets import flip, open_store, packs, store
 
 from crckpt.errors import IntegrityError
-from crckpt.images.memfd import MemFd
 from crckpt.images.mm import ANON_PRIVATE, ANON_SHARED, VVAR
+from crckpt.images.other_files import MemFd
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
