@@ -78,7 +78,8 @@ def read_single(data: bytes, name: str, magic: int) -> Message:
 
 def write_image(image: Image) -> bytes:
     """Join the records to an image file: the inverse of `read_image`."""
-    parts = [_U32.pack(number) for number in (*_magic_before(image.magic), image.magic)]
+    first = magics.SERVICE if image.magic in magics.SERVICE_IMAGES else magics.COMMON
+    parts = [_U32.pack(image.magic)] if image.magic == magics.INVENTORY else [_U32.pack(first), _U32.pack(image.magic)]
     for record in image.records:
         parts += [_U32.pack(len(record.payload)), record.payload, record.extra]
     return b"".join(parts)
@@ -98,27 +99,19 @@ def edit_image(
 
 
 def _read_magic(data: bytes, name: str, wanted: int | None) -> tuple[int, int]:
-    first = _read_u32(data, 0, name)
-    magic, at = (first, 4) if first == magics.INVENTORY else (_second_magic(data, first, name), 8)
+    """Read the magic numbers; return that of the image, and where its first record begins."""
+    first = magic = _read_u32(data, 0, name)
+    at = 4
+    if first != magics.INVENTORY:
+        if first not in (magics.COMMON, magics.SERVICE):
+            raise IntegrityError(f"{name}: not an image file of CRIU (begins with {first:#010x})")
+        magic, at = _read_u32(data, 4, name), 8
+        # CRIU also refuses a file whose two magics do not match (criu/image.c, img_check_magic).
+        if magic == magics.INVENTORY or (first == magics.SERVICE) != (magic in magics.SERVICE_IMAGES):
+            raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not match")
     if wanted not in (None, magic):
         raise IntegrityError(f"{name}: magic {magic:#010x} instead of {wanted:#010x}")
     return magic, at
-
-
-def _second_magic(data: bytes, first: int, name: str) -> int:
-    if first not in (magics.COMMON, magics.SERVICE):
-        raise IntegrityError(f"{name}: not an image file of CRIU (begins with {first:#010x})")
-    magic = _read_u32(data, 4, name)
-    # CRIU also refuses a file whose two magics do not match (criu/image.c, img_check_magic).
-    if magic == magics.INVENTORY or (first == magics.SERVICE) != (magic in magics.SERVICE_IMAGES):
-        raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not match")
-    return magic
-
-
-def _magic_before(magic: int) -> tuple[int, ...]:
-    if magic == magics.INVENTORY:
-        return ()
-    return (magics.SERVICE if magic in magics.SERVICE_IMAGES else magics.COMMON,)
 
 
 def _read_u32(data: bytes, at: int, name: str) -> int:
@@ -142,20 +135,22 @@ def extra_size(magic: int, payload: bytes, *, is_first: bool, rest: memoryview, 
 
     `rest`: the image from the end of the record on. Raises IntegrityError if the record does not tell.
     """
+    if magic in _SIZES:
+        return sum(map(Message(payload, name).required, _SIZES[magic]))
+    if magic not in _OTHER_EXTRAS:
+        return 0
+    record = Message(payload, name)
     if magic == magics.GHOST_FILE:
-        return _ghost(Message(payload, name), is_first, len(rest))
-    if magic == magics.IPCNS_MSG:
-        return _messages(Message(payload, name).uint(3), rest, name)
-    size_of = _SIZES.get(magic)
-    return size_of(Message(payload, name)) if size_of else 0
-
-
-def _ghost(record: Message, is_first: bool, rest: int) -> int:
-    # A file with holes: each further record is followed by one part of the content (criu/files-reg.c:218).
-    if not is_first:
-        return record.required(1)
-    # Without `chunks` the whole content follows the only record (criu/files-reg.c:968).
-    return 0 if record.uint(9) else rest
+        # A file with holes: each further record is followed by one part of the content (criu/files-reg.c:218). Without
+        # `chunks` the whole content follows the only record (criu/files-reg.c:968).
+        return record.required(1) if not is_first else 0 if record.uint(9) else len(rest)
+    if magic == magics.IPCNS_SHM:
+        # With `in_pagemaps` (3) the segment has a page map. Old CRIU put its content here (criu/ipc_ns.c:795).
+        return 0 if record.uint(3) else _round_up(record.required(2), 4)
+    if magic == magics.IPCNS_SEM:
+        # 16-bit values (criu/ipc_ns.c:95).
+        return _round_up(2 * record.required(2), 8)
+    return _messages(record.uint(3), rest, name)
 
 
 def _messages(count: int, rest: memoryview, name: str) -> int:
@@ -171,26 +166,20 @@ def _messages(count: int, rest: memoryview, name: str) -> int:
     return at
 
 
-def _count_shared_memory(record: Message) -> int:
-    # With `in_pagemaps` (3) the segment has a page map. Old CRIU put its content here (criu/ipc_ns.c:795).
-    return 0 if record.uint(3) else _round_up(record.required(2), 4)
-
-
 def _round_up(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
-_SIZES: Final[dict[int, Callable[[Message], int]]] = {
+# The fields of a record whose sum is the size of its extra bytes.
+_SIZES: Final = {
     # criu/pipes.c:455; named pipes have the same records.
-    magics.PIPES_DATA: lambda record: record.required(2),
-    magics.FIFO_DATA: lambda record: record.required(2),
+    magics.PIPES_DATA: (2,),
+    magics.FIFO_DATA: (2,),
     # criu/sk-queue.c:251.
-    magics.SK_QUEUES: lambda record: record.required(2),
+    magics.SK_QUEUES: (2,),
     # The receive queue, then the send queue (criu/sk-tcp.c:196).
-    magics.TCP_STREAM: lambda record: record.required(1) + record.required(3),
+    magics.TCP_STREAM: (1, 3),
     # All keys, then all values (criu/bpfmap.c:195).
-    magics.BPFMAP_DATA: lambda record: record.required(2) + record.required(3),
-    magics.IPCNS_SHM: _count_shared_memory,
-    # 16-bit values (criu/ipc_ns.c:95).
-    magics.IPCNS_SEM: lambda record: _round_up(2 * record.required(2), 8),
+    magics.BPFMAP_DATA: (2, 3),
 }
+_OTHER_EXTRAS: Final = frozenset({magics.GHOST_FILE, magics.IPCNS_SHM, magics.IPCNS_SEM, magics.IPCNS_MSG})

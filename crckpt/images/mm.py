@@ -116,7 +116,6 @@ class Vma(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind of map, for display."""
         # CRIU 4 marks stacks by mmap's flag only (seen).
         if self.flags & MAP_GROWSDOWN:
             return "stack"

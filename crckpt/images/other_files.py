@@ -33,7 +33,6 @@ class MemFd(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Its name."""
         return f"memfd:{self.name}"
 
 
@@ -66,7 +65,6 @@ class EventPoll(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The number of descriptors that it watches."""
         return f"epoll on {len(self.watched)}"
 
 
@@ -81,7 +79,6 @@ class PidFd(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The PID of its process."""
         return f"pidfd of {self.pid}"
 
 
@@ -99,7 +96,6 @@ class Watch(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Its kind and the number of its marks."""
         return f"{self.kind} on {self.watches}"
 
 
@@ -112,7 +108,6 @@ class OtherFile(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The kind, for display."""
         return self.kind
 
 

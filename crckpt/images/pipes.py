@@ -47,7 +47,6 @@ class Fifo(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Its path."""
         return self.path or f"fifo:[{self.pipe_id}]"
 
 

@@ -8,23 +8,13 @@ stacks (they grow), code, and what the kernel provides or writes to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from crckpt.images.mm import (
-    ANON_PRIVATE,
-    HEAP,
-    MAP_GROWSDOWN,
-    MAP_HUGETLB,
-    MAP_PRIVATE,
-    PROT_READ,
-    PROT_WRITE,
-    REGULAR,
-    Vma,
-)
+from crckpt.images import mm
 from crckpt.images.pagemap import cut_runs
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE
@@ -51,17 +41,32 @@ class MemoryRange(Struct, frozen=True):
 _REGION: Final = 512
 
 # Compared as a whole: any further bit means that CRIU or the kernel does something else with the mapping.
-_STATUS: Final = (REGULAR | ANON_PRIVATE, REGULAR | ANON_PRIVATE | HEAP)
-_FLAGS: Final = MAP_PRIVATE | MAP_GROWSDOWN | MAP_HUGETLB
+_STATUS: Final = (mm.REGULAR | mm.ANON_PRIVATE, mm.REGULAR | mm.ANON_PRIVATE | mm.HEAP)
+_FLAGS: Final = mm.MAP_PRIVATE | mm.MAP_GROWSDOWN | mm.MAP_HUGETLB
 
 
 def own_memory(tree: ImageTree) -> dict[int, tuple[MemoryRange, ...]]:
     """Return the own memory of each process by PID, in ascending order, without processes that have none."""
-    inherited = _find_inherited_mappings(tree)
-    found = {
-        process.pid: tuple(_ranges_of(process, inherited)) for process in tree.processes if process.memory is not None
-    }
-    return {pid: ranges for pid, ranges in found.items() if ranges}
+    # CRIU looks for shared pages, of parents and their children, in private mappings that several processes have at the
+    # same address (criu/mem.c, check_cow_vmas).
+    spaces = [(process, process.memory.vmas) for process in tree.processes if process.memory is not None]
+    counts = Counter((vma.start, vma.end) for _, vmas in spaces for vma in vmas if vma.flags & mm.MAP_PRIVATE)
+    found = {}
+    for process, vmas in spaces:
+        written_by_kernel = sorted(_rseq_pages(process))
+        ranges: list[MemoryRange] = []
+        for vma in vmas:
+            # Code is not ordinary: some processors must be told when it changes.
+            is_data = vma.flags & _FLAGS == mm.MAP_PRIVATE and vma.prot == mm.PROT_READ | mm.PROT_WRITE
+            if is_data and vma.status in _STATUS and counts[vma.start, vma.end] == 1:
+                left_out = (page for page in written_by_kernel if vma.start <= page < vma.end)
+                bounds = [vma.start, *(edge for page in left_out for edge in (page, page + PAGE_SIZE)), vma.end]
+                # Every second pair of these bounds encloses a page that is left out.
+                pairs = list(pairwise(bounds))[::2]
+                ranges += [MemoryRange(start, end, vma.wants_huge_pages) for start, end in pairs if start < end]
+        if ranges:
+            found[process.pid] = tuple(ranges)
+    return found
 
 
 def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pages:
@@ -93,19 +98,6 @@ def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pa
     return np.sort(np.concatenate((bounds, left_out, left_out + np.uint64(1))))
 
 
-def _ranges_of(process: ImageProcess, inherited: frozenset[tuple[int, int]]) -> Iterator[MemoryRange]:
-    assert process.memory is not None
-    written_by_kernel = sorted(_rseq_pages(process))
-    for vma in process.memory.vmas:
-        if _is_ordinary(vma) and (vma.start, vma.end) not in inherited:
-            yield from _without_pages(vma, [page for page in written_by_kernel if vma.start <= page < vma.end])
-
-
-def _is_ordinary(vma: Vma) -> bool:
-    # Code is not ordinary: some processors must be told when it changes.
-    return vma.status in _STATUS and vma.flags & _FLAGS == MAP_PRIVATE and vma.prot == PROT_READ | PROT_WRITE
-
-
 def _rseq_pages(process: ImageProcess) -> set[int]:
     """Return the pages of rseq areas, to which the kernel writes as soon as CRIU has registered them."""
     # If crckpt wrote the saved content there, the kernel would not correct it. Source: criu/pie/restorer.c,
@@ -117,19 +109,3 @@ def _rseq_pages(process: ImageProcess) -> set[int]:
         if start
         for address in (start, start + max(size, 1) - 1)
     }
-
-
-def _without_pages(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
-    # Every second pair of these bounds encloses a page that is left out.
-    bounds = [vma.start, *(edge for page in left_out for edge in (page, page + PAGE_SIZE)), vma.end]
-    yield from (
-        MemoryRange(start, end, vma.wants_huge_pages) for start, end in list(pairwise(bounds))[::2] if start < end
-    )
-
-
-def _find_inherited_mappings(tree: ImageTree) -> frozenset[tuple[int, int]]:
-    """Return start and end of private mappings that several processes have at the same address."""
-    # Only there CRIU looks for shared pages, in parents and their children (criu/mem.c, check_cow_vmas).
-    spaces = (process.memory.vmas for process in tree.processes if process.memory is not None)
-    found = Counter((vma.start, vma.end) for vmas in spaces for vma in vmas if vma.flags & MAP_PRIVATE)
-    return frozenset(place for place, count in found.items() if count > 1)

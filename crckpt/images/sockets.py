@@ -122,7 +122,6 @@ class InetSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     @property
     def title(self) -> str:
-        """Protocol, addresses and state."""
         to = f" -> {self.destination}" if self.is_connected else ""
         return f"{self.protocol} {self.source}{to} ({self.state})"
 
@@ -216,7 +215,6 @@ class NetlinkSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     @property
     def title(self) -> str:
-        """The number of its protocol."""
         return f"netlink protocol {self.protocol}"
 
 
@@ -233,7 +231,6 @@ class PacketSocket(Struct, frozen=True, tag_field="is", tag=True):
 
     @property
     def title(self) -> str:
-        """Its type and protocol."""
         return f"packet {self.type} {self.protocol:#06x}"
 
 

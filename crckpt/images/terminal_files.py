@@ -36,11 +36,18 @@ class TerminalFiles(Struct, frozen=True):
     def edit(self, name: str) -> Callable[[bytes], bytes] | None:
         """Return what replaces the terminals in the image of that name; None if it has none."""
         if name == "files.img":
-            return lambda data: edit_image(data, name, magics.FILES, self._edit_file, self._make_input())
+            # fown_entry: nobody gets signals of it.
+            owner = encode((number, VARINT, 0) for number in range(1, 6))
+            spare = _regular_file(_SPARE_ID, NO_INPUT, owner)
+            return lambda data: edit_image(data, name, magics.FILES, self._edit_file, spare)
         if name.startswith("fdinfo-"):
             return lambda data: edit_image(data, name, magics.FDINFO, self._edit_descriptor)
+        if name != "tty-data.img":
+            return None
         # What nobody had read yet.
-        return (lambda data: edit_image(data, name, None, self._drop_unread)) if name == "tty-data.img" else None
+        return lambda data: edit_image(
+            data, name, None, lambda unread, name: None if Message(unread, name).required(1) in self.infos else unread
+        )
 
     def _edit_file(self, payload: bytes, name: str) -> bytes:
         message = Message(payload, name)
@@ -48,20 +55,12 @@ class TerminalFiles(Struct, frozen=True):
             return payload
         return _regular_file(message.required(_ID), OUTPUT, message.message(_TTY_ENTRY).octets(_OWNER_OF_TTY))
 
-    def _make_input(self) -> bytes:
-        # fown_entry: nobody gets signals of it.
-        owner = encode((number, VARINT, 0) for number in range(1, 6))
-        return _regular_file(_SPARE_ID, NO_INPUT, owner)
-
     def _edit_descriptor(self, payload: bytes, name: str) -> bytes:
         message = Message(payload, name)
         if message.required(_FD_TYPE) != _TTY or message.required(_FD_ID) not in self.files:
             return payload
         changed = {_FD_TYPE: _REG} | ({_FD_ID: _SPARE_ID} if message.required(_FD) == 0 else {})
         return encode((number, kind, changed.get(number, value)) for number, kind, value in fields(payload, name))
-
-    def _drop_unread(self, payload: bytes, name: str) -> bytes | None:
-        return None if Message(payload, name).required(1) in self.infos else payload
 
 
 def _regular_file(file_id: int, name: str, owner: bytes) -> bytes:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.images.core import ZOMBIE, Core, read_core
-from crckpt.images.fdinfo import Directories, read_descriptors, read_directories
+from crckpt.images.fdinfo import read_descriptors, read_directories
 from crckpt.images.filelocks import FileLock, read_locks
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
-from crckpt.images.other_files import EventPoll, MemFd, read_memfd_inodes
+from crckpt.images.other_files import EventPoll, MemFd, MemFdInode, read_memfd_inodes
 from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
-from crckpt.images.regfile import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
+from crckpt.images.regfile import GHOST, LINKED, RegularFile, ghost_image, read_ghost, read_remaps
 from crckpt.images.sockets import InetSocket
 from crckpt.images.tty import Terminal, TerminalInfo, read_terminals
 
@@ -34,6 +34,9 @@ MOST_DESCRIPTORS: Final = 1 << 22
 """The limit of descriptors for all processes together."""
 _MOST_MAPS: Final = 1 << 22
 _MOST_TASKS: Final = 1 << 20
+
+
+_Value = TypeVar("_Value")
 
 
 class Thread(Struct, frozen=True):
@@ -100,7 +103,6 @@ class ImageTree(Struct, frozen=True):
 
     @property
     def root(self) -> ImageProcess:
-        """The process at the top."""
         return self.processes[0]
 
     @property
@@ -174,7 +176,16 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
     """
     images = _Images(read, frozenset(names))
     try:
-        return _tree(images)
+        inventory = images.decode(read_inventory, "inventory.img")
+        files = _read_files(images)
+        processes = tuple(_processes(images, files))
+        if not processes:
+            raise IntegrityError("pstree.img: has no process")
+        terminals = images.decode_if_there(read_terminals, "tty-info.img") or ()
+        locks = images.decode_if_there(read_locks, "filelocks.img") or ()
+        if strangers := {lock.pid for lock in locks} - {process.pid for process in processes}:
+            raise IntegrityError(f"filelocks.img: process {min(strangers)} has a lock but is not in pstree.img")
+        return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
     # Images from elsewhere may be made up: what a decoder raises here means damage, not a bug of crckpt.
     except (ArithmeticError, LookupError, ValueError, RecursionError, struct.error) as error:
         raise IntegrityError(f"the images cannot be read: {type(error).__name__}: {error}") from error
@@ -182,23 +193,27 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
         raise IntegrityError("the tree that the images describe does not fit into memory") from error
 
 
-def _tree(images: _Images) -> ImageTree:
-    inventory = read_inventory(images.bytes_of("inventory.img"))
-    files = _resolve(images, _read_files(images))
-    processes = tuple(_processes(images, files))
-    if not processes:
-        raise IntegrityError("pstree.img: has no process")
-    terminals = read_terminals(images.bytes_of("tty-info.img")) if "tty-info.img" in images.names else ()
-    locks = read_locks(images.bytes_of("filelocks.img")) if "filelocks.img" in images.names else ()
-    if strangers := {lock.pid for lock in locks} - {process.pid for process in processes}:
-        raise IntegrityError(f"filelocks.img: process {min(strangers)} has a lock but is not in pstree.img")
-    return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
+class _Images(Struct, frozen=True):
+    read: Callable[[str], bytes]
+    names: frozenset[str]
+    # msgspec makes a new dictionary for each instance.
+    tables: dict[int, tuple[OpenDescriptor, ...]] = {}
+    """The descriptor tables read so far: processes may share one (CLONE_FILES)."""
+
+    def decode(self, read: Callable[[bytes, str], _Value], name: str) -> _Value:
+        if name not in self.names:
+            raise IntegrityError(f"{name} is missing")
+        return read(self.read(name), name)
+
+    def decode_if_there(self, read: Callable[[bytes, str], _Value], name: str) -> _Value | None:
+        # CRIU writes no image without records (criu/image.c, open_image_lazy).
+        return self.decode(read, name) if name in self.names else None
 
 
 def _processes(images: _Images, files: dict[int, OpenFile]) -> Iterator[ImageProcess]:
     """Read each process. Raises IntegrityError as soon as the tree is larger than any host could have."""
     tasks = descriptors = maps = 0
-    for entry in read_pstree(images.bytes_of("pstree.img")):
+    for entry in images.decode(read_pstree, "pstree.img"):
         # Count before reading the threads: each has an image.
         tasks += max(1, len(entry.threads))
         if tasks > _MOST_TASKS:
@@ -213,86 +228,18 @@ def _processes(images: _Images, files: dict[int, OpenFile]) -> Iterator[ImagePro
         yield process
 
 
-class _Images(Struct, frozen=True):
-    read: Callable[[str], bytes]
-    names: frozenset[str]
-    # msgspec makes a new dictionary for each instance.
-    tables: dict[int, tuple[OpenDescriptor, ...]] = {}
-    """The descriptor tables read so far: processes may share one (CLONE_FILES)."""
-
-    def bytes_of(self, name: str) -> bytes:
-        if name not in self.names:
-            raise IntegrityError(f"{name} is missing")
-        return self.read(name)
-
-
-def _read_files(images: _Images) -> dict[int, OpenFile]:
-    # CRIU writes no image without records (criu/image.c, open_image_lazy).
-    if "files.img" not in images.names:
-        return {}
-    files: dict[int, OpenFile] = {}
-    for file in read_files(images.bytes_of("files.img")):
-        if files.setdefault(file.id, file) != file:
-            # CRIU might open one of them, while crckpt shows the other.
-            raise IntegrityError(f"files.img: two different files have the id {file.id}")
-    return files
-
-
-def _resolve(images: _Images, files: dict[int, OpenFile]) -> dict[int, OpenFile]:
-    remaps = read_remaps(images.bytes_of("remap-fpath.img")) if "remap-fpath.img" in images.names else {}
-    for file_id, remap in remaps.items():
-        file = _regular(files, file_id, "remap-fpath.img")
-        files[file_id] = replace(file, remap=_complete(images, files, file, remap))
-    inodes = _memfd_inodes(images)
-    # CRIU made these names for the restore; the program never had them.
-    links = {remap.target for remap in remaps.values() if remap.kind == LINKED}
-    return {file_id: _name(files, inodes, file) for file_id, file in files.items() if file_id not in links}
-
-
-def _complete(images: _Images, files: dict[int, OpenFile], file: RegularFile, remap: Remap) -> Remap:
-    if remap.kind == LINKED:
-        return replace(remap, path=_regular(files, remap.target, "remap-fpath.img").path)
-    if remap.kind == GHOST:
-        return replace(remap, size=_ghost_size(images, file, remap))
-    return remap
-
-
-def _ghost_size(images: _Images, file: RegularFile, remap: Remap) -> int:
-    # The file's entry has its size, unless it is append-only or not regular.
-    if file.size is not None:
-        return file.size
-    name = ghost_image(remap.target)
-    return read_ghost(images.bytes_of(name), name).size
-
-
-def _memfd_inodes(images: _Images) -> dict[int, tuple[str, int, int]]:
-    if "memfd.img" not in images.names:
-        return {}
-    inodes = read_memfd_inodes(images.bytes_of("memfd.img"))
-    return {inode.id: (inode.name, inode.size, inode.shmid) for inode in inodes}
-
-
-def _name(files: dict[int, OpenFile], inodes: dict[int, tuple[str, int, int]], file: OpenFile) -> OpenFile:
-    if isinstance(file, Fifo | Terminal) and file.file_id is not None:
-        return replace(file, path=_regular(files, file.file_id, "files.img").path)
-    if isinstance(file, MemFd):
-        if file.inode_id not in inodes:
-            raise IntegrityError(f"memfd.img: inode {file.inode_id} is missing")
-        name, size, shmid = inodes[file.inode_id]
-        return replace(file, name=name, size=size, shmid=shmid)
-    return file
-
-
 def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -> ImageProcess:
-    leader = Thread(entry.pid, _core(images, entry.pid))
+    leader = Thread(entry.pid, images.decode(read_core, f"core-{entry.pid}.img"))
     if leader.core.state == ZOMBIE:
         return ImageProcess(entry.pid, entry.ppid, entry.pgid, entry.sid, (leader,))
     if max(entry.threads, default=0) > LARGEST_PID:
         raise IntegrityError("pstree.img: a thread has an impossible id")
-    others = tuple(Thread(tid, _core(images, tid)) for tid in entry.threads if tid != entry.pid)
-    ids = read_ids(images.bytes_of(name := f"ids-{entry.pid}.img"), name)
-    memory = read_mm(images.bytes_of(name := f"mm-{entry.pid}.img"), name)
-    directories = _directories(images, entry.pid)
+    tids = (tid for tid in entry.threads if tid != entry.pid)
+    others = tuple(Thread(tid, images.decode(read_core, f"core-{tid}.img")) for tid in tids)
+    ids = images.decode(read_ids, f"ids-{entry.pid}.img")
+    memory = images.decode(read_mm, mm := f"mm-{entry.pid}.img")
+    directories = images.decode(read_directories, fs := f"fs-{entry.pid}.img")
+    mapped = dict.fromkeys(vma.file_id for vma in memory.vmas if vma.file_id is not None)
     return ImageProcess(
         pid=entry.pid,
         ppid=entry.ppid,
@@ -301,38 +248,60 @@ def _process(images: _Images, files: dict[int, OpenFile], entry: ProcessEntry) -
         threads=(leader, *others),
         descriptors=_descriptors(images, files, ids.files),
         memory=memory,
-        mapped=_find_mapped_files(files, memory, name),
-        exe=_find(files, memory.exe_file_id, name),
-        cwd=_find(files, directories.cwd_id, f"fs-{entry.pid}.img"),
-        root=_find(files, directories.root_id, f"fs-{entry.pid}.img"),
+        mapped=tuple(_find(files, file_id, mm) for file_id in mapped),
+        exe=_find(files, memory.exe_file_id, mm),
+        cwd=_find(files, directories.cwd_id, fs),
+        root=_find(files, directories.root_id, fs),
         ids=ids,
     )
-
-
-def _core(images: _Images, tid: int) -> Core:
-    name = f"core-{tid}.img"
-    return read_core(images.bytes_of(name), name)
-
-
-def _directories(images: _Images, pid: int) -> Directories:
-    name = f"fs-{pid}.img"
-    return read_directories(images.bytes_of(name), name)
 
 
 def _descriptors(images: _Images, files: dict[int, OpenFile], table: int) -> tuple[OpenDescriptor, ...]:
     # CRIU writes no image for a process without descriptors.
     name = f"fdinfo-{table}.img"
-    if table not in images.tables and name in images.names:
+    if table not in images.tables:
         images.tables[table] = tuple(
             OpenDescriptor(entry.fd, _find(files, entry.file_id, name), entry.close_on_exec)
-            for entry in read_descriptors(images.bytes_of(name), name)
+            for entry in images.decode_if_there(read_descriptors, name) or ()
         )
-    return images.tables.get(table, ())
+    return images.tables[table]
 
 
-def _find_mapped_files(files: dict[int, OpenFile], memory: AddressSpace, name: str) -> tuple[OpenFile, ...]:
-    ids = dict.fromkeys(vma.file_id for vma in memory.vmas if vma.file_id is not None)
-    return tuple(_find(files, file_id, name) for file_id in ids)
+def _read_files(images: _Images) -> dict[int, OpenFile]:
+    """Read all files by id, with remaps and paths resolved."""
+    files: dict[int, OpenFile] = {}
+    for file in images.decode_if_there(read_files, "files.img") or ():
+        if files.setdefault(file.id, file) != file:
+            # CRIU might open one of them, while crckpt shows the other.
+            raise IntegrityError(f"files.img: two different files have the id {file.id}")
+    name = "remap-fpath.img"
+    remaps = images.decode_if_there(read_remaps, name) or {}
+    for file_id, remap in remaps.items():
+        gone = _regular(files, file_id, name)
+        if remap.kind == LINKED:
+            found = replace(remap, path=_regular(files, remap.target, name).path)
+        elif remap.kind == GHOST:
+            # The file's entry has its size, unless it is append-only or not regular.
+            size = gone.size if gone.size is not None else images.decode(read_ghost, ghost_image(remap.target)).size
+            found = replace(remap, size=size)
+        else:
+            found = remap
+        files[file_id] = replace(gone, remap=found)
+    inodes = {inode.id: inode for inode in images.decode_if_there(read_memfd_inodes, "memfd.img") or ()}
+    # CRIU made these names for the restore; the program never had them.
+    links = {remap.target for remap in remaps.values() if remap.kind == LINKED}
+    return {file_id: _with_name(files, inodes, file) for file_id, file in files.items() if file_id not in links}
+
+
+def _with_name(files: dict[int, OpenFile], inodes: dict[int, MemFdInode], file: OpenFile) -> OpenFile:
+    if isinstance(file, Fifo | Terminal) and file.file_id is not None:
+        return replace(file, path=_regular(files, file.file_id, "files.img").path)
+    if isinstance(file, MemFd):
+        if file.inode_id not in inodes:
+            raise IntegrityError(f"memfd.img: inode {file.inode_id} is missing")
+        inode = inodes[file.inode_id]
+        return replace(file, name=inode.name, size=inode.size, shmid=inode.shmid)
+    return file
 
 
 def _find(files: dict[int, OpenFile], file_id: int, where: str) -> OpenFile:

@@ -31,7 +31,6 @@ class Terminal(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Its path."""
         return self.path or f"terminal {self.info_id}"
 
 
