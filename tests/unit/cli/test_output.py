@@ -73,7 +73,7 @@ def test_each_of_several_reasons_is_listed_once() -> None:
 def test_shared_remedy_is_printed_once_below_the_reasons() -> None:
     found = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(10)]
     lines = error_text(preflight_refusal((cause("file-missing").finding(path="/x", use="fd 3"), *found))).splitlines()
-    missing = "  - /x is missing (fd 3): put it back"
+    missing = "  - /x is missing (fd 3): put it back; or restore an older checkpoint: crckpt restore REF --or-older"
     assert lines[:3] == ["crckpt: refused for 11 reasons:", missing, "  - eth0 has no link"]
     assert lines[-3:] == ["  - eth7 has no link", "  - 2 more like these", "    hint: connect its cable"]
 
