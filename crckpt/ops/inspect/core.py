@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ from crckpt.host.disk.files import (
 )
 from crckpt.images.mm import GUARD
 from crckpt.images.registers import Registers, read_registers
-from crckpt.images.tree import ImageProcess, ImageTree, Thread
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.context import Context, Progress
 from crckpt.ops.failures import full_disk_reported
@@ -65,11 +65,22 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
         checkpoint = repository.get(repository.resolve(ref))
         process = _choose_process(read_image_tree(repository, checkpoint), pid)
         target = _check_target(output or Path(f"core.{process.pid}"), force=force)
-        registers = _read_registers(process, lambda name: read_file(repository, checkpoint, name))
+        names = (f"core-{thread.tid}.img" for thread in process.threads)
+        registers = tuple(read_registers(read_file(repository, checkpoint, name), name) for name in names)
+        if not registers[0].is_native:
+            raise UsageError(
+                f"process {process.pid} is a 32-bit program; crckpt writes core files of 64-bit programs only"
+            )
         with open_reader(repository, checkpoint) as reading:
             memory = Memory(reading, process)
             segments = [segment for region in memory.regions for segment in segments_of(region)]
-            layout = elf_core.layout(segments, _notes(process, memory, registers))
+            try:
+                notes = b"".join(_make_notes(process, memory, registers))
+            except struct.error as error:  # images from elsewhere may contain any number
+                raise IntegrityError(
+                    f"the images of process {process.pid} contain a number that is too large: {error}"
+                ) from error
+            layout = elf_core.layout(segments, notes)
             with full_disk_reported(target, "name another file: --output FILE"):
                 _write(target, segments, layout, memory, context.progress)
     return CoreFile(
@@ -138,39 +149,18 @@ def _check_target(output: Path, *, force: bool) -> Path:
     return target
 
 
-def _read_registers(process: ImageProcess, read: Callable[[str], bytes]) -> tuple[Registers, ...]:
-    names = (f"core-{thread.tid}.img" for thread in process.threads)
-    registers = tuple(read_registers(read(name), name) for name in names)
-    if not registers[0].is_native:
-        raise UsageError(f"process {process.pid} is a 32-bit program; crckpt writes core files of 64-bit programs only")
-    return registers
-
-
-def _notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
-    try:
-        return b"".join(_make_notes(process, memory, registers))
-    except struct.error as error:  # images from elsewhere may contain any number
-        raise IntegrityError(
-            f"the images of process {process.pid} contain a number that is too large: {error}"
-        ) from error
-
-
 def _make_notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
     """Make the notes in the kernel's order: those of the process are between the two notes of its first thread."""
     for thread, values in zip(process.threads, registers, strict=True):
-        yield _prstatus(process, thread, values)
+        ids = Ids(thread.tid, process.ppid, process.pgid, process.sid)
+        status = elf_core.prstatus(ids, values.general, thread.core.pending, thread.core.blocked)
+        yield elf_core.note(elf_core.NT_PRSTATUS, status)
         if thread.tid == process.pid:
             yield from _process_notes(process, memory)
         yield elf_core.note(elf_core.NT_FPREGSET, values.floating)
         if values.extended:
             state = elf_core.xstate(values.floating, values.extended, values.in_use)
             yield elf_core.note(elf_core.NT_X86_XSTATE, state)
-
-
-def _prstatus(process: ImageProcess, thread: Thread, values: Registers) -> bytes:
-    ids = Ids(thread.tid, process.ppid, process.pgid, process.sid)
-    content = elf_core.prstatus(ids, values.general, thread.core.pending, thread.core.blocked)
-    return elf_core.note(elf_core.NT_PRSTATUS, content)
 
 
 def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
@@ -202,26 +192,20 @@ def _write(target: Path, segments: list[ElfSegment], layout: Layout, memory: Mem
                 f"cannot write {target}: {error.strerror}", hint="name another file: --output FILE"
             ) from error
         write_at(descriptor, layout.head, 0, _WHAT)
-        _write_memory(descriptor, segments, layout, memory, progress)
+        total, done = _bytes_held(memory), 0
+        # Write each run at its place: what is not written stays a hole.
+        begins = [segment.address for segment in segments]
+        for region in memory.regions:
+            for address, content in memory.runs(region):
+                spot = bisect_right(begins, address) - 1
+                write_at(descriptor, content, layout.offsets[spot] + address - begins[spot], _WHAT)
+                done += len(content)
+                progress(done, total)
+        progress(total, total)
         resize(descriptor, layout.size, _WHAT)
         sync(descriptor, _WHAT)
         rename(temporary, target, _WHAT)
     sync_directory(target.parent, _WHAT)
-
-
-def _write_memory(
-    descriptor: int, segments: list[ElfSegment], layout: Layout, memory: Memory, progress: Progress
-) -> None:
-    total, done = _bytes_held(memory), 0
-    # Write each run at its place: what is not written stays a hole.
-    begins = [segment.address for segment in segments]
-    for region in memory.regions:
-        for address, content in memory.runs(region):
-            spot = bisect_right(begins, address) - 1
-            write_at(descriptor, content, layout.offsets[spot] + address - begins[spot], _WHAT)
-            done += len(content)
-            progress(done, total)
-    progress(total, total)
 
 
 def _bytes_held(memory: Memory) -> int:

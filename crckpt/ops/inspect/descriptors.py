@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -26,6 +25,7 @@ _FLAGS: Final = (
     (os.O_DIRECTORY, "directory"),
     (os.O_PATH, "path"),
 )
+_KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISCHR, "character device"), (stat.S_ISBLK, "block device"))
 
 
 class FileSection(Struct, frozen=True):
@@ -94,16 +94,33 @@ def file_section(pid: int, descriptor: OpenDescriptor, files: OpenFiles) -> File
     # The images have the flags of a named pipe in another file, the one with its path.
     opened = files.by_id.get(file.file_id or 0) if isinstance(file, Fifo) else file
     flags: int = getattr(opened, "flags", 0)
+    access = _ACCESS.get(flags & os.O_ACCMODE, "")
+    # O_TMPFILE includes O_DIRECTORY: it names the directory of a file that has no name.
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        flags &= ~os.O_TMPFILE
+    kind, path, is_deleted = file.kind, file.title, False
+    offset: int | None = None
+    size: int | None = None
+    if isinstance(file, RegularFile):
+        # CRIU saves directories and devices as regular files; an old CRIU recorded no mode.
+        kind = next((name for holds, name in _KINDS if holds(file.mode or 0)), file.kind)
+        # CRIU saves the content of a deleted file, and with it the size.
+        size = file.size if file.remap is None or file.remap.size is None else file.remap.size
+        path, offset, is_deleted = file.path, file.pos, file.is_deleted
+    elif isinstance(file, MemFd):
+        offset, size = file.pos, file.size
+    elif isinstance(file, UnixSocket):
+        is_deleted = file.deleted
     return FileSection(
         pid=pid,
         fd=descriptor.fd,
-        kind=_kind(file),
-        path=file.path if isinstance(file, RegularFile) else file.title,
-        access=_ACCESS.get(flags & os.O_ACCMODE, ""),
-        flags=tuple(_flag_words(flags)),
-        offset=file.pos if isinstance(file, RegularFile | MemFd) else None,
-        size=_size(file),
-        deleted=isinstance(file, RegularFile | UnixSocket) and _is_deleted(file),
+        kind=kind,
+        path=path,
+        access=access,
+        flags=tuple(word for bit, word in _FLAGS if flags & bit == bit),
+        offset=offset,
+        size=size,
+        deleted=is_deleted,
         close_on_exec=descriptor.close_on_exec,
     )
 
@@ -123,29 +140,3 @@ def socket_section(file: OpenFile, holders: tuple[Holder, ...], files: OpenFiles
     if isinstance(file, PacketSocket):
         return SocketSection("packet", file.type, f"{file.protocol:#06x}", "", str(file.interface), "", False, holders)
     return None
-
-
-def _flag_words(flags: int) -> Iterator[str]:
-    # O_TMPFILE includes O_DIRECTORY: it names the directory of a file that has no name.
-    if flags & os.O_TMPFILE == os.O_TMPFILE:
-        flags &= ~os.O_TMPFILE
-    yield from (word for bit, word in _FLAGS if flags & bit == bit)
-
-
-def _kind(file: OpenFile) -> str:
-    # CRIU saves directories and devices as regular files; an old CRIU recorded no mode.
-    if not isinstance(file, RegularFile) or file.mode is None:
-        return file.kind
-    known = ((stat.S_ISDIR, "directory"), (stat.S_ISCHR, "character device"), (stat.S_ISBLK, "block device"))
-    return next((kind for holds, kind in known if holds(file.mode)), file.kind)
-
-
-def _size(file: OpenFile) -> int | None:
-    if isinstance(file, RegularFile):
-        # CRIU saves the content of a deleted file, and with it the size.
-        return file.size if file.remap is None or file.remap.size is None else file.remap.size
-    return file.size if isinstance(file, MemFd) else None
-
-
-def _is_deleted(file: RegularFile | UnixSocket) -> bool:
-    return file.is_deleted if isinstance(file, RegularFile) else file.deleted

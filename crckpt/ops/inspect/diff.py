@@ -133,12 +133,16 @@ def _change(
     old: ImageProcess, new: ImageProcess, files: tuple[OpenFiles, OpenFiles], maps: tuple[MapChange, ...]
 ) -> ProcessChange | None:
     """Compare the two states of a process; None if nothing differs."""
+    before, after = (
+        ProcessFacts(process.comm, process.state, process.ppid, "" if process.exe is None else process.exe.title)
+        for process in (old, new)
+    )
     threads = [{thread.tid for thread in process.threads} for process in (old, new)]
     change = ProcessChange(
         pid=new.pid,
         comm=new.comm,
-        before=_facts(old),
-        after=_facts(new),
+        before=before,
+        after=after,
         threads_come=tuple(sorted(threads[1] - threads[0])),
         threads_gone=tuple(sorted(threads[0] - threads[1])),
         opened=_only(new, old, files[1]),
@@ -146,13 +150,9 @@ def _change(
         maps=maps,
         pages=sum((row.pages for row in maps), PageChanges()),
     )
-    differs = change.before != change.after or change.threads_come or change.threads_gone or maps
+    differs = before != after or change.threads_come or change.threads_gone or maps
     descriptors = (*change.opened.files, *change.opened.sockets, *change.closed.files, *change.closed.sockets)
     return change if differs or descriptors else None
-
-
-def _facts(process: ImageProcess) -> ProcessFacts:
-    return ProcessFacts(process.comm, process.state, process.ppid, "" if process.exe is None else process.exe.title)
 
 
 def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> DescriptorChange:

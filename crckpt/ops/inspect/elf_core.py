@@ -92,13 +92,18 @@ class Layout(Struct, frozen=True):
 def layout(segments: Sequence[ElfSegment], notes: bytes) -> Layout:
     """Lay out a core file of these notes (see `note`) and segments, which are in ascending order of addresses."""
     number = len(segments) + 1
-    sections = (_count_section(number),) if number >= _PN_XNUM else ()
+    # sh_size is the number of section headers, sh_info that of program headers (elf(5), e_phnum).
+    sections = (_SECTION_HEADER.pack(0, 0, 0, 0, 0, 1, 0, number, 0, 0),) if number >= _PN_XNUM else ()
     after_programs = _HEADER.size + number * _PROGRAM_HEADER.size
     note_at = after_programs + len(sections) * _SECTION_HEADER.size
     # Offsets and addresses must agree in a page (elf(5), p_align).
     begin = _align(note_at + len(notes), PAGE_SIZE)
     ends = tuple(accumulate((segment.size * segment.in_file for segment in segments), initial=begin))
-    programs = (_load_header(segment, offset) for segment, offset in zip(segments, ends, strict=False))
+    programs = []
+    for segment, offset in zip(segments, ends, strict=False):
+        flags = sum(flag for bit, flag in _FLAGS if segment.prot & bit)
+        numbers = (offset, segment.address, 0, segment.size * segment.in_file, segment.size, PAGE_SIZE)
+        programs.append(_PROGRAM_HEADER.pack(_PT_LOAD, flags, *numbers))
     note_header = _PROGRAM_HEADER.pack(_PT_NOTE, 4, note_at, 0, 0, len(notes), 0, 4)
     parts = (_header(number, after_programs, len(sections)), note_header, *programs, *sections, notes)
     return Layout(b"".join(parts), ends[:-1], ends[-1])
@@ -108,7 +113,7 @@ def note(kind: int, content: bytes) -> bytes:
     """Make one note, as the kernel does."""
     name = b"LINUX\0" if kind == NT_X86_XSTATE else b"CORE\0"
     # The length of the name counts its zero byte, but not the padding to 4 bytes.
-    return struct.pack("<III8s", len(name), len(content), kind, name) + _pad(content)
+    return struct.pack("<III8s", len(name), len(content), kind, name) + content.ljust(_align(len(content), 4), b"\0")
 
 
 def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: Iterable[int]) -> bytes:
@@ -168,24 +173,9 @@ def _header(programs: int, sections_at: int, sections: int) -> bytes:
     )
 
 
-def _count_section(programs: int) -> bytes:
-    # sh_size is the number of section headers, sh_info that of program headers (elf(5), e_phnum).
-    return _SECTION_HEADER.pack(0, 0, 0, 0, 0, 1, 0, programs, 0, 0)
-
-
-def _load_header(segment: ElfSegment, offset: int) -> bytes:
-    flags = sum(flag for bit, flag in _FLAGS if segment.prot & bit)
-    in_file = segment.size * segment.in_file
-    return _PROGRAM_HEADER.pack(_PT_LOAD, flags, offset, segment.address, 0, in_file, segment.size, PAGE_SIZE)
-
-
 def _signal_set(numbers: Iterable[int]) -> int:
     return sum(1 << number - 1 for number in set(numbers) if 1 <= number <= 64)
 
 
 def _align(number: int, to: int) -> int:
     return -(-number // to) * to
-
-
-def _pad(content: bytes) -> bytes:
-    return content.ljust(_align(len(content), 4), b"\0")

@@ -10,21 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.images.files import OpenFile
-from crckpt.images.mm import (
-    ANON_PRIVATE,
-    ANON_SHARED,
-    GUARD,
-    MEMFD,
-    PROT_EXEC,
-    PROT_READ,
-    PROT_WRITE,
-    SYSV_IPC,
-    VDSO,
-    VSYSCALL,
-    VVAR,
-    Vma,
-)
+from crckpt.images import mm
 from crckpt.images.other_files import MemFd
 from crckpt.images.tree import ImageProcess
 from crckpt.model import PAGE_SIZE
@@ -33,9 +19,8 @@ from crckpt.store.format.index import PAGES, StoredFile
 from crckpt.store.read.reader import Reader
 
 _MAP_SHARED: Final = 1
-_OF_THE_KERNEL: Final = VVAR | VSYSCALL | GUARD  # CRIU saves no content of these
-_ANONYMOUS: Final = ANON_PRIVATE | ANON_SHARED | SYSV_IPC
-_SEGMENT: Final = "pagemap-shmem-"
+_OF_THE_KERNEL: Final = mm.VVAR | mm.VSYSCALL | mm.GUARD  # CRIU saves no content of these
+_ANONYMOUS: Final = mm.ANON_PRIVATE | mm.ANON_SHARED | mm.SYSV_IPC
 _NOTHING: Final = np.empty(0, EXTENT)
 
 
@@ -45,7 +30,7 @@ class Region(Struct, frozen=True):
     `extents` are as in the store's index: `first` is an address / PAGE_SIZE, in ascending order.
     """
 
-    vma: Vma
+    vma: mm.Vma
     path: str
     extents: Extents
 
@@ -64,23 +49,23 @@ class Region(Struct, frozen=True):
         """Whether pages that the checkpoint lacks are zeros; if not, they are in a file or belong to the kernel."""
         if self.vma.status & _OF_THE_KERNEL:
             return False
-        return bool(self.vma.status & _ANONYMOUS) or (self.is_shared and bool(self.vma.status & MEMFD))
+        return bool(self.vma.status & _ANONYMOUS) or (self.is_shared and bool(self.vma.status & mm.MEMFD))
 
     @property
     def dirty_pages(self) -> int:
         """Pages that were written and are in no file: CRIU dumps only these."""
         # The exception is the vdso: CRIU dumps all of it, and nobody writes it (criu/mem.c, should_dump_entire_vma).
-        return 0 if self.vma.status & VDSO else self.pages
+        return 0 if self.vma.status & mm.VDSO else self.pages
 
     @property
     def resident_pages(self) -> int | None:
         """Pages that were in memory or in swap; None for mapped files, of which CRIU dumps only written pages."""
-        return self.pages if self.is_zero_elsewhere or self.vma.status & (_OF_THE_KERNEL | VDSO) else None
+        return self.pages if self.is_zero_elsewhere or self.vma.status & (_OF_THE_KERNEL | mm.VDSO) else None
 
     @property
     def permissions(self) -> str:
         """The permissions as in /proc/PID/maps: `rw-p`."""
-        bits = ((PROT_READ, "r"), (PROT_WRITE, "w"), (PROT_EXEC, "x"))
+        bits = ((mm.PROT_READ, "r"), (mm.PROT_WRITE, "w"), (mm.PROT_EXEC, "x"))
         return "".join(word if self.vma.prot & bit else "-" for bit, word in bits) + "ps"[self.is_shared]
 
     @property
@@ -94,7 +79,7 @@ class Memory:
 
     def __init__(self, reading: Reader, process: ImageProcess) -> None:
         """Read nothing but the index. A zombie has no regions."""
-        self.regions = _regions(reading.files, process)
+        self.regions = tuple(_regions(reading.files, process))
         self._reading = reading
 
     def runs(self, region: Region) -> Iterator[tuple[int, memoryview]]:
@@ -180,41 +165,27 @@ def add_addresses(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> 
             offset, left = offset + taken, left[taken:]
 
 
-def _regions(files: Iterable[StoredFile], process: ImageProcess) -> tuple[Region, ...]:
-    if process.memory is None:
-        return ()
+def _regions(files: Iterable[StoredFile], process: ImageProcess) -> Iterator[Region]:
     mapped = {file.id: file for file in process.mapped}
-    named = [(vma, None if vma.file_id is None else mapped[vma.file_id]) for vma in process.memory.vmas]
-    sources = [_source(vma, file, process.pid) for vma, file in named]
-    extents = {file.pagemap: _check_order(file) for file in files if file.pagemap in sources}
-    return tuple(
-        Region(vma, "" if file is None else file.title, _map_extents(extents.get(source, _NOTHING), vma, source))
-        for (vma, file), source in zip(named, sources, strict=True)
-    )
-
-
-def _source(vma: Vma, file: OpenFile | None, pid: int) -> str:
-    """The page map that has the pages of a map: that of the process, or that of its shared memory."""
-    if not vma.flags & _MAP_SHARED or not vma.status & (ANON_SHARED | SYSV_IPC | MEMFD):
-        return f"pagemap-{pid}.img"
-    return f"{_SEGMENT}{file.shmid if isinstance(file, MemFd) else vma.shmid}.img"
-
-
-def _map_extents(extents: Extents, vma: Vma, source: str) -> Extents:
-    """The pages of a map."""
-    # Those of shared memory are numbered from the start of the segment (criu/shmem.c).
-    shift = (vma.start - vma.pgoff) // PAGE_SIZE if source.startswith(_SEGMENT) else 0
-    found = cut_extents(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
-    found["first"] = found["first"].astype(np.int64) + shift
-    return found
-
-
-def _check_order(file: StoredFile) -> Extents:
-    # All searches rely on this order, but an index from elsewhere may say anything.
-    first = file.extents["first"].astype(np.int64)
-    if (first[1:] < first[:-1] + file.extents["count"][:-1]).any():
-        raise IntegrityError(f"{file.pagemap}: its pages are not in the order of their addresses")
-    return file.extents
+    extents: dict[str, Extents] = {}
+    stored = {file.pagemap: file for file in files}
+    for vma in process.memory.vmas if process.memory is not None else ():
+        file = None if vma.file_id is None else mapped[vma.file_id]
+        # The page map that has its pages: that of the process, or that of its shared memory.
+        source, shift = f"pagemap-{process.pid}.img", 0
+        if vma.flags & _MAP_SHARED and vma.status & (mm.ANON_SHARED | mm.SYSV_IPC | mm.MEMFD):
+            source = f"pagemap-shmem-{file.shmid if isinstance(file, MemFd) else vma.shmid}.img"
+            # These pages are numbered from the start of the segment (criu/shmem.c).
+            shift = (vma.start - vma.pgoff) // PAGE_SIZE
+        if source not in extents:
+            extents[source] = stored[source].extents if source in stored else _NOTHING
+            # All searches rely on this order, but an index from elsewhere may say anything.
+            first, count = extents[source]["first"].astype(np.int64), extents[source]["count"]
+            if (first[1:] < first[:-1] + count[:-1]).any():
+                raise IntegrityError(f"{source}: its pages are not in the order of their addresses")
+        found = cut_extents(extents[source], vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
+        found["first"] = found["first"].astype(np.int64) + shift
+        yield Region(vma, "" if file is None else file.title, found)
 
 
 def _first_gap(extents: Extents, low: int) -> int:

@@ -16,7 +16,17 @@ from msgspec import Struct
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.memory import Memory, Region, cut_extents
 from crckpt.store import Checkpoint
-from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask, Positions, extent_ends, renumber_packs
+from crckpt.store.format.extents import (
+    EXTENT,
+    ZERO,
+    Extents,
+    Mask,
+    Positions,
+    extent_ends,
+    find_extents,
+    renumber_packs,
+    split_extents,
+)
 
 _PackNumbers: TypeAlias = npt.NDArray[np.uint32]
 
@@ -29,11 +39,9 @@ class PageChanges(Struct, frozen=True):
     gone: int = 0
 
     def __add__(self, other: PageChanges) -> PageChanges:
-        """Add the numbers."""
         return PageChanges(self.changed + other.changed, self.new + other.new, self.gone + other.gone)
 
     def __bool__(self) -> bool:
-        """Return whether any page differs."""
         return bool(self.changed or self.new or self.gone)
 
 
@@ -87,11 +95,11 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
     kept = {right for _, right, _, _ in overlaps}
     states = ["" if right in kept else "new" for right in range(len(new))]
     states += ["" if left in heirs else "gone" for left in range(len(old))]
-    changes = (
-        _change(region, state, PageChanges(*row))
-        for region, state, row in zip((*new, *old), states, counts.tolist(), strict=True)
-        if state or any(row)
-    )
+    changes = []
+    for region, state, row in zip((*new, *old), states, counts.tolist(), strict=True):
+        if state or any(row):
+            place = region.vma.start, region.vma.end, region.permissions, region.label
+            changes.append(MapChange(*place, state, PageChanges(*row)))
     return tuple(sorted(changes, key=lambda change: (change.start, change.end)))
 
 
@@ -123,10 +131,6 @@ def _identity(region: Region) -> tuple[str, str, bool, int]:
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
 
 
-def _change(region: Region, state: str, pages: PageChanges) -> MapChange:
-    return MapChange(region.vma.start, region.vma.end, region.permissions, region.label, state, pages)
-
-
 def _numbers(before: Checkpoint, after: Checkpoint) -> tuple[_PackNumbers, _PackNumbers]:
     """For the packs of each checkpoint, numbers that mean the same pack in both."""
     # Extents name a pack by its position in the manifest.
@@ -137,30 +141,10 @@ def _numbers(before: Checkpoint, after: Checkpoint) -> tuple[_PackNumbers, _Pack
 
 def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
     """The pages that both have, cut so that each extent of the one has a counterpart in the other."""
-    edges = [
-        edge.astype(np.int64) for side in (before, after) for edge in (side["first"], side["first"] + side["count"])
-    ]
-    bounds = np.unique(np.concatenate(edges))
-    one, two = (_owners(side, bounds[:-1]) for side in (before, after))
-    both = (one >= 0) & (two >= 0)
-    low, high = bounds[:-1][both], bounds[1:][both]
-    return _cut(before[one[both]], low, high), _cut(after[two[both]], low, high)
-
-
-def _owners(extents: Extents, pages: Positions) -> Positions:
-    """The position of the extent that has each page; -1 if there is none."""
-    first = extents["first"].astype(np.int64)
-    found = np.searchsorted(first, pages, side="right") - 1
-    if len(extents):
-        found[pages >= (first + extents["count"])[found]] = -1
-    return found
-
-
-def _cut(extents: Extents, low: Positions, high: Positions) -> Extents:
-    cut = extents.copy()
-    cut["page"] += np.where(cut["pack"] == ZERO, 0, low - cut["first"].astype(np.int64)).astype(np.uint64)
-    cut["first"], cut["count"] = low, high - low
-    return cut
+    edges = np.stack((after["first"], after["first"] + after["count"]), axis=1).ravel()
+    pieces, _ = split_extents(before, edges)
+    # Each piece lies in one extent of the other side.
+    return pieces, find_extents(pieces, after)[0]
 
 
 def _compare_places(

@@ -9,10 +9,18 @@ from msgspec import Struct
 
 from crckpt.host.syscalls.ptrace_requests import call_name
 from crckpt.images.registers import read_system_call
-from crckpt.images.tree import ImageProcess, ImageTree, Thread
+from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context
-from crckpt.ops.inspect.descriptors import FileSection, Holder, SocketSection, file_section, open_files, socket_section
+from crckpt.ops.inspect.descriptors import (
+    FileSection,
+    Holder,
+    OpenFiles,
+    SocketSection,
+    file_section,
+    open_files,
+    socket_section,
+)
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
 from crckpt.store import Checkpoint, open_reader, read_file
@@ -102,12 +110,13 @@ def sections(
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
         tree = read_image_tree(repository, checkpoint)
+        opened = open_files(tree)
         with open_reader(repository, checkpoint) as reading:
             return Sections(
                 checkpoint,
                 ps=tuple(_processes(tree, lambda name: read_file(repository, checkpoint, name))) if ps else None,
-                files=tuple(_files(tree)) if files else None,
-                sockets=tuple(_sockets(tree)) if sockets else None,
+                files=tuple(_files(tree, opened)) if files else None,
+                sockets=tuple(_sockets(tree, opened)) if sockets else None,
                 maps=tuple(_maps(reading, tree)) if maps else None,
                 env=tuple(_environments(reading, tree)) if env else None,
             )
@@ -115,50 +124,43 @@ def sections(
 
 def _processes(tree: ImageTree, read: Callable[[str], bytes]) -> Iterator[ProcessSection]:
     for process in tree.processes:
-        yield _process(process, tuple(_thread(thread, read) for thread in process.threads))
+        threads = []
+        for thread in process.threads:
+            # The tree was read without registers: most commands need none.
+            name = f"core-{thread.tid}.img"
+            call = read_system_call(read(name), name)
+            title = "" if call is None else call_name(call.number, thread.core.arch, is_native=call.is_native)
+            threads.append(ThreadSection(thread.tid, thread.core.comm, title))
+        credentials = process.core.credentials
+        yield ProcessSection(
+            pid=process.pid,
+            ppid=process.ppid,
+            pgid=process.pgid,
+            sid=process.sid,
+            comm=process.comm,
+            state=process.state,
+            exit_code=process.core.exit_code,
+            uid=None if credentials is None else credentials.uid,
+            gid=None if credentials is None else credentials.gid,
+            exe="" if process.exe is None else process.exe.title,
+            cwd="" if process.cwd is None else process.cwd.title,
+            threads=tuple(threads),
+        )
 
 
-def _thread(thread: Thread, read: Callable[[str], bytes]) -> ThreadSection:
-    # The tree was read without registers: most commands need none.
-    name = f"core-{thread.tid}.img"
-    call = read_system_call(read(name), name)
-    title = "" if call is None else call_name(call.number, thread.core.arch, is_native=call.is_native)
-    return ThreadSection(thread.tid, thread.core.comm, title)
-
-
-def _process(process: ImageProcess, threads: tuple[ThreadSection, ...]) -> ProcessSection:
-    credentials = process.core.credentials
-    return ProcessSection(
-        pid=process.pid,
-        ppid=process.ppid,
-        pgid=process.pgid,
-        sid=process.sid,
-        comm=process.comm,
-        state=process.state,
-        exit_code=process.core.exit_code,
-        uid=None if credentials is None else credentials.uid,
-        gid=None if credentials is None else credentials.gid,
-        exe="" if process.exe is None else process.exe.title,
-        cwd="" if process.cwd is None else process.cwd.title,
-        threads=threads,
-    )
-
-
-def _files(tree: ImageTree) -> Iterator[FileSection]:
-    files = open_files(tree)
+def _files(tree: ImageTree, files: OpenFiles) -> Iterator[FileSection]:
     for process in tree.processes:
         # CRIU lists them in the order in which it met the files.
         for descriptor in sorted(process.descriptors, key=lambda found: found.fd):
             yield file_section(process.pid, descriptor, files)
 
 
-def _sockets(tree: ImageTree) -> Iterator[SocketSection]:
+def _sockets(tree: ImageTree, files: OpenFiles) -> Iterator[SocketSection]:
     # Collect the holders of all sockets in one pass: each socket may be open in every process.
     holders: dict[int, list[Holder]] = {}
     for process in tree.processes:
         for descriptor in process.descriptors:
             holders.setdefault(descriptor.file.id, []).append(Holder(process.pid, descriptor.fd))
-    files = open_files(tree)
     for file in tree.files:
         found = socket_section(file, tuple(holders.get(file.id, ())), files)
         if found is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from crckpt.criu.command import option_words
-from crckpt.images.tree import ImageProcess, ImageTree
+from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import is_socket
 from crckpt.ops.inspect.images import read_image_tree
@@ -66,28 +66,27 @@ def show(context: Context, ref: str) -> CheckpointDetail:
     # Taken from the index, so that no page is read and numpy is not loaded.
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
     # An imported checkpoint has none.
-    known = {entry["pid"]: entry for entry in details.get("processes", [])}
+    known: dict[int, dict[str, Any]] = {entry["pid"]: entry for entry in details.get("processes", [])}
     return CheckpointDetail(
         checkpoint=checkpoint,
         tags=tags,
         move=move,
         criu_options=option_words(checkpoint.options),
-        processes=tuple(_process(process, known.get(process.pid, {}), memory) for process in tree.processes),
+        processes=tuple(
+            ProcessDetail(
+                pid=process.pid,
+                ppid=process.ppid,
+                comm=process.comm,
+                state=process.state,
+                threads=len(process.threads),
+                memory_bytes=memory.get(f"pagemap-{process.pid}.img", 0),
+                command_line=shlex.join(known.get(process.pid, {}).get("command_line", ())),
+                directory=known.get(process.pid, {}).get("directory", ""),
+            )
+            for process in tree.processes
+        ),
         files=_files(tree),
         sockets=tuple(file.title for file in tree.files if is_socket(file)),
-    )
-
-
-def _process(process: ImageProcess, known: dict[str, Any], memory: dict[str, int]) -> ProcessDetail:
-    return ProcessDetail(
-        pid=process.pid,
-        ppid=process.ppid,
-        comm=process.comm,
-        state=process.state,
-        threads=len(process.threads),
-        memory_bytes=memory.get(f"pagemap-{process.pid}.img", 0),
-        command_line=shlex.join(known.get("command_line", ())),
-        directory=known.get("directory", ""),
     )
 
 

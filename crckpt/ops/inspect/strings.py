@@ -46,6 +46,7 @@ def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
             f"{pattern!r} is not a regular expression: {error}",
             hint="to search for a special character itself, put a \\ before it",
         ) from error
+    # A function of its own, so that the pattern is refused before the first match is asked for.
     return _search(context, ref, compiled)
 
 
