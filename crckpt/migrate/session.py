@@ -61,7 +61,7 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
         connection, hello = stack.enter_context(_connected_for(request, context, repository))
         settle_moves(repository, connection, hello, request.host, target.job)
         with repository.transaction() as transaction:
-            gate = _Gate(request, target, connection, hello, transaction.path.name)
+            gate = _Gate(request, target, connection, hello, transaction.name)
             found = gate.pass_through(report)
         risk = (_make_risk(target.job, request.host),) if request.options.lazy == "source" else ()
         if request.check:

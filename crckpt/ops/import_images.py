@@ -18,7 +18,7 @@ from crckpt.images.tree import ImageTree, read_tree
 from crckpt.model import DumpOptions, JobName, Task, utc_datetime
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, NewCheckpoint, check_name, check_note, ingest
-from crckpt.store.write.image_files import read_image_file
+from crckpt.store.write.imageset import read_image_file
 
 _UNKNOWN = "unknown"
 

@@ -8,7 +8,7 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, PendingCheckpoint, UnreadableCheckpoint
-from crckpt.store.known_damage import read_known_damage
+from crckpt.store.damage import read_known_damage
 from crckpt.store.move_status import MoveStatus, find_marks
 
 

@@ -18,7 +18,7 @@ Directory (directories have mode 0700, files 0600, the owner is the user who run
     cache/damaged                       IDs that the last verifications found damaged, JSON; may be deleted
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
     lock, locks/                        flock(2) on `lock`; `locks` records the holders, for messages
-    locks/restore-JOB                   flock(2): one restore of JOB at a time
+    locks/restore-JOB                   flock(2): one restore of JOB at a time; names its process, for messages
 
 The only link is `staging` in a transaction, which leads to its images if they are outside the store. A reader refuses
 what is no regular file or directory, or belongs neither to root nor to the user who runs crckpt: see `SECURITY.md`. A
@@ -120,14 +120,14 @@ stored is a repair: a rename replaces a damaged pack or manifest by the intact f
 """
 
 from crckpt.store.backend.directory import is_blank
+from crckpt.store.damage import Damage
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.names import check_name, check_note
 from crckpt.store.pending import PendingCheckpoint
 from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, open_reader, read_file
 from crckpt.store.refs import Tag
 from crckpt.store.repository import BeforeWrite, Repository, UnreadableCheckpoint
-from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
-from crckpt.store.upkeep.damage import Damage
+from crckpt.store.transaction import STAGING, handed_over, staged
 from crckpt.store.upkeep.gc import GarbageResult, collect_garbage
 from crckpt.store.upkeep.repair import RepairResult, Unrepaired, repair
 from crckpt.store.upkeep.verify import VerifyResult, verify

@@ -23,8 +23,7 @@ from crckpt.host.disk.files import write_new
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.extents import Bytes, Numbers, Positions
-from crckpt.store.format.pack import Pack
-from crckpt.store.format.pack_writer import FinishedPack
+from crckpt.store.format.pack import FinishedPack, Pack
 from crckpt.store.layout import FINGERPRINT_KEY, fingerprints_name
 
 SIZE: Final = 16
@@ -65,7 +64,8 @@ def write_fingerprints(key: bytes, written: FinishedPack, prints: Numbers) -> No
     """Write the fingerprints of a new pack's pages to a file next to it."""
     # A failure is ignored: they are a cache.
     with suppress(OSError):
-        write_new(_beside(written.path), _append_seal(key, written.digest, prints.tobytes()), "fingerprints")
+        content = prints.tobytes()
+        write_new(_beside(written.path), content + _seal(key, written.digest, content), "fingerprints")
 
 
 def cache_fingerprints(backend: Backend, written: FinishedPack) -> None:
@@ -82,9 +82,14 @@ def load_fingerprints(backend: Backend, key: bytes, pack: Pack) -> Numbers:
     kept = load_kept_fingerprints(backend, key, pack.digest)
     if kept is not None and len(kept) == pack.pages:
         return kept
-    found = b"".join(_compute_frames(pack, first, key) for first in range(0, len(pack.table), _FRAMES_AT_ONCE))
+    parts = []
+    for first in range(0, len(pack.table), _FRAMES_AT_ONCE):
+        frames = range(first, min(first + _FRAMES_AT_ONCE, len(pack.table)))
+        content = np.frombuffer(b"".join(map(pack.read_frame, frames)), np.uint8).reshape(-1, PAGE_SIZE)
+        parts.append(compute_fingerprints(content, np.arange(len(content)), key).tobytes())
+    found = b"".join(parts)
     with suppress(OSError):
-        backend.put(fingerprints_name(pack.digest), _append_seal(key, pack.digest, found), "fingerprints")
+        backend.put(fingerprints_name(pack.digest), found + _seal(key, pack.digest, found), "fingerprints")
     return _as_array(found)
 
 
@@ -113,18 +118,6 @@ def _as_array(prints: bytes | memoryview) -> Numbers:
 
 def _beside(pack: Path) -> Path:
     return pack.with_name(f"{pack.name}.fingerprints")
-
-
-def _compute_frames(pack: Pack, first: int, key: bytes) -> bytes:
-    count = min(_FRAMES_AT_ONCE, len(pack.table) - first)
-    content = np.frombuffer(
-        b"".join(pack.unpack_frame(frame, pack.read_stored(frame)) for frame in range(first, first + count)), np.uint8
-    ).reshape(-1, PAGE_SIZE)
-    return compute_fingerprints(content, np.arange(len(content)), key).tobytes()
-
-
-def _append_seal(key: bytes, digest: PackId, prints: bytes) -> bytes:
-    return prints + _seal(key, digest, prints)
 
 
 def _seal(key: bytes, digest: PackId, prints: bytes | memoryview) -> bytes:

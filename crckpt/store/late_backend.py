@@ -1,4 +1,4 @@
-"""A store whose packs are not all here yet: those that lack are fetched, piece by piece, from elsewhere."""
+"""A store that may lack packs of a checkpoint, which are fetched from elsewhere, or lose them, which are kept open."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crckpt.model import PackId
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import LocalBackend, LocalStoreFile
 from crckpt.store.backend.protocol import OpenFile
 from crckpt.store.format.manifest import Checkpoint
-from crckpt.store.held_backend import HeldBackend
 from crckpt.store.layout import checkpoint_directory, manifest_name, pack_name
 
 
@@ -27,42 +26,39 @@ Fetch = Callable[[PackId, int, int], Fetched]
 
 
 class LateBackend(LocalBackend):
-    """A store on this host, with a checkpoint whose manifest and packs it may not have yet."""
+    """A store on this host, and one of its checkpoints: with `fetch` it may not have all packs and the manifest yet."""
 
-    def __init__(self, root: Path, checkpoint: Checkpoint, manifest: bytes, fetch: Fetch) -> None:
-        """`manifest` is that of the checkpoint."""
+    def __init__(self, root: Path, checkpoint: Checkpoint, manifest: bytes = b"", fetch: Fetch | None = None) -> None:
+        """`manifest` is that of the checkpoint, if the store may lack it."""
         super().__init__(root)
-        self._manifest = {manifest_name(checkpoint.id): manifest}
-        self._names = {*self._manifest, checkpoint_directory(checkpoint.id)}
+        self._manifest = {manifest_name(checkpoint.id): manifest} if manifest else {}
+        self._names = {*self._manifest, *([checkpoint_directory(checkpoint.id)] if manifest else [])}
         self._digests = {pack_name(use.digest): use.digest for use in checkpoint.packs}
         self._fetch = fetch
-        self._checkpoint = checkpoint
-        self._held: HeldBackend | None = None
+        self._held: dict[str, LocalStoreFile] = {}
 
     def hold(self) -> None:
-        """Keep all packs open, as the store has them now. The caller locks it. Raises IntegrityError, OSError."""
-        self._held = HeldBackend(self._root, self._checkpoint)
+        """Keep all packs open as long as this process lives, so that they can be read when they have been removed.
+
+        The caller locks the store meanwhile. Raises IntegrityError, OSError.
+        """
+        self._held = {name: LocalStoreFile(self._open(name)) for name in self._digests}
 
     def exists(self, name: str) -> bool:
-        """See `Backend`."""
-        return name in self._names or super().exists(name)
+        return name in self._names or name in self._held or super().exists(name)
 
     def read(self, name: str, most: int) -> bytes:
-        """See `Backend`."""
         return self._manifest.get(name) or super().read(name, most)
 
     @contextmanager
     def open(self, name: str) -> Iterator[OpenFile]:  # type: ignore[override]
-        """See `Backend`."""
-        if self._held is not None:
-            with self._held.open(name) as file:
-                yield file
-            return
-        if name in self._digests and not super().exists(name):
+        if name in self._held:
+            yield self._held[name]
+        elif self._fetch is not None and name in self._digests and not super().exists(name):
             yield _LateFile(self._digests[name], self._fetch)
-            return
-        with super().open(name) as file:
-            yield file
+        else:
+            with super().open(name) as file:
+                yield file
 
 
 class _LateFile:
@@ -73,18 +69,15 @@ class _LateFile:
 
     @property
     def size(self) -> int:
-        """See `OpenFile`."""
         return self._fetch(self._digest, 0, 0).size
 
     def read(self, size: int, offset: int) -> bytes:
-        """See `OpenFile`."""
         return self._fetch(self._digest, offset, size).content
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """See `OpenFile`."""
         content = self.read(len(into), offset)[: len(into)]
         into[: len(content)] = content
         return len(content)
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """See `OpenFile`."""
+        pass

@@ -101,23 +101,19 @@ class Move(Struct, frozen=True):
         """Return the move in its present state, which differs if the crckpt that wrote the record has died."""
         if self.is_over or self.owner.is_alive:
             return self
+        aborted = replace(self, state="aborted", why=self.why or f"crckpt (PID {self.owner.pid}) has died")
         match find_rule(self.side, self.state).after_death:
-            case "tree-decides":
-                return self._judge_by_tree()
             case "aborted":
-                return self._aborted()
-        return self
-
-    def _judge_by_tree(self) -> Move:
+                return aborted
+            case "unchanged":
+                return self
+        # The tree decides.
         if self.root is not None and (self.root.is_held() or self.root.is_unfinished()):
             return self
-        found = self.root.find() if self.root is not None else None
+        runs = self.root is not None and self.root.find() is not None
         if self.side == "source":
-            return self._aborted() if found is not None else replace(self, state="ended")
-        return replace(self, state="done") if found is not None else self
-
-    def _aborted(self) -> Move:
-        return replace(self, state="aborted", why=self.why or f"crckpt (PID {self.owner.pid}) has died")
+            return aborted if runs else replace(self, state="ended")
+        return replace(self, state="done") if runs else self
 
 
 class UnreadableMove(Struct, frozen=True):
@@ -172,12 +168,14 @@ def store_move(backend: Backend, move: Move, *, replaces: str | None = None) -> 
     """
     with _turn_taken(backend):
         last = read_move(backend, move.job)
-        if last is not None and last.id == move.id:
-            _refuse_step_back(last, move)
-        else:
+        if last is None or last.id != move.id:
             _refuse_replacing(last, move, replaces)
-        if last is not None and last.id != move.id:
-            _keep_unreported(backend, last)
+            if last is not None:
+                _keep_unreported(backend, last)
+        elif last.state != move.state and not can_follow(last.side, last.state, move.state):
+            raise PreflightRefused(
+                f"the move of {move.job} is over here: {last.state}", hint="see what is recorded: crckpt migrate --list"
+            )
         _put(backend, move_name(move.job), move)
     return move
 
@@ -194,13 +192,6 @@ def mark_reported(backend: Backend, move: Move) -> Move:
         with suppress(FileNotFoundError):
             backend.remove(unreported_name(move.id), "move")
     return reported
-
-
-def _refuse_step_back(last: Move, move: Move) -> None:
-    if last.state != move.state and not can_follow(last.side, last.state, move.state):
-        raise PreflightRefused(
-            f"the move of {move.job} is over here: {last.state}", hint="see what is recorded: crckpt migrate --list"
-        )
 
 
 def _refuse_replacing(last: Move | None, move: Move, replaces: str | None) -> None:

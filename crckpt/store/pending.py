@@ -73,8 +73,12 @@ def announced(
 def read_pending(backend: Backend) -> tuple[PendingCheckpoint, ...]:
     """Read what is pending or lost, oldest first."""
     # What was stored just before a crash may be among it.
-    found = (_read(backend, f"{PENDING}/{name}") for name in backend.names_in(PENDING))
-    return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
+    found = []
+    for name in backend.names_in(PENDING):
+        # A record that cannot be read names no checkpoint; gc removes it.
+        with suppress(OSError, IntegrityError, msgspec.ValidationError):
+            found.append(decode(backend.read(f"{PENDING}/{name}", MOST_BYTES), _RECORD, name))
+    return tuple(_judge(backend, record) for record in sorted(found, key=lambda record: record.created))
 
 
 def _write(backend: Backend, name: str, record: Mapping[str, object]) -> None:
@@ -86,12 +90,7 @@ def _forget(backend: Backend, name: str) -> None:
         backend.remove(name, "pending")
 
 
-def _read(backend: Backend, name: str) -> PendingCheckpoint | None:
-    try:
-        record = decode(backend.read(name, MOST_BYTES), _RECORD, name)
-    except (OSError, IntegrityError, msgspec.ValidationError):
-        # A record that cannot be read names no checkpoint; gc removes it.
-        return None
+def _judge(backend: Backend, record: _Record) -> PendingCheckpoint:
     lost, owner, host = record.lost, record.owner, ""
     if lost is None and not owner.is_alive:
         # A shared file system may have no locks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -46,9 +46,24 @@ def resolve(ref: str, targets: RefTargets) -> CheckpointId:
     A job's name goes before an id. Raises NoSuchCheckpoint, UsageError if the digits fit several.
     """
     if (match := _AGE.fullmatch(ref)) is not None:
-        return _back(ref, targets, JobName(match["job"]), int(match["back"]))
+        job, back = JobName(match["job"]), int(match["back"])
+        series = targets.jobs.get(job)
+        if series is None:
+            raise _no_such_job(job, targets)
+        if back >= len(series):
+            raise NoSuchCheckpoint(
+                f"{job} has only {len(series)} checkpoint{'s' * (len(series) > 1)}: there is no {ref}",
+                hint=f"the oldest is {job}~{len(series) - 1}",
+            )
+        return series[-1 - back]
     if (match := _TAG.fullmatch(ref)) is not None:
-        return _resolve_tag(ref, targets, JobName(match["job"]), match["tag"])
+        job, name = JobName(match["job"]), match["tag"]
+        tags = {tag.name: tag.id for tag in targets.tags if tag.job == job and tag.id in targets.ids}
+        if name in tags:
+            return tags[name]
+        if job not in targets.jobs:
+            raise _no_such_job(job, targets)
+        raise NoSuchCheckpoint(f"job {job!r} has no tag {name!r}", hint=_suggest_tags(name, job, list(tags)))
     if ref in targets.jobs:
         return targets.jobs[JobName(ref)][-1]
     fitting = sorted(found for found in targets.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
@@ -80,45 +95,15 @@ def remove_tag(backend: Backend, job: JobName, name: str) -> None:
 
 def read_tags(backend: Backend) -> tuple[Tag, ...]:
     """Read all tags, in the order of their names."""
-    jobs = (job for job in backend.names_in(TAGS) if NAME.fullmatch(job))
-    return tuple(tag for job in jobs for tag in _tags_of(backend, JobName(job)))
-
-
-def _tags_of(backend: Backend, job: JobName) -> Iterator[Tag]:
-    for name in backend.names_in(f"{TAGS}/{job}"):
-        if NAME.fullmatch(name):
-            content = _content(backend, f"{TAGS}/{job}/{name}")
-            if ID.fullmatch(content):
-                yield Tag(job, name, CheckpointId(content))
-
-
-def _content(backend: Backend, name: str) -> str:
-    """Read a tag's file; nothing if the disk has lost it, or if it was removed a moment ago."""
-    with suppress(FileNotFoundError, IntegrityError), losses_ignored():
-        return backend.read(name, _MOST_BYTES).decode(errors="replace").strip()
-    return ""
-
-
-def _back(ref: str, targets: RefTargets, job: JobName, back: int) -> CheckpointId:
-    series = targets.jobs.get(job)
-    if series is None:
-        raise _no_such_job(job, targets)
-    if back >= len(series):
-        raise NoSuchCheckpoint(
-            f"{job} has only {len(series)} checkpoint{'s' * (len(series) > 1)}: there is no {ref}",
-            hint=f"the oldest is {job}~{len(series) - 1}",
-        )
-    return series[-1 - back]
-
-
-def _resolve_tag(ref: str, targets: RefTargets, job: JobName, name: str) -> CheckpointId:
-    for tag in targets.tags:
-        if (tag.job, tag.name) == (job, name) and tag.id in targets.ids:
-            return tag.id
-    if job not in targets.jobs:
-        raise _no_such_job(job, targets)
-    tags = [tag.name for tag in targets.tags if tag.job == job and tag.id in targets.ids]
-    raise NoSuchCheckpoint(f"job {job!r} has no tag {name!r}", hint=_suggest_tags(name, job, tags))
+    found = []
+    for job in filter(NAME.fullmatch, backend.names_in(TAGS)):
+        for name in filter(NAME.fullmatch, backend.names_in(f"{TAGS}/{job}")):
+            # The disk may have lost the file, or it was removed a moment ago.
+            with suppress(FileNotFoundError, IntegrityError), losses_ignored():
+                content = backend.read(f"{TAGS}/{job}/{name}", _MOST_BYTES).decode(errors="replace").strip()
+                if ID.fullmatch(content):
+                    found.append(Tag(JobName(job), name, CheckpointId(content)))
+    return tuple(found)
 
 
 def _suggest_tags(name: str, job: JobName, tags: Sequence[str]) -> str:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
+from crckpt.host.steps import limit
 from crckpt.model import CheckpointId, JobName, PackId, RunId
-from crckpt.store.backend.access import make_write_error
+from crckpt.store.backend.directory import make_write_error
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.late_backend import Fetch, LateBackend
@@ -27,12 +28,13 @@ from crckpt.store.layout import (
     pack_name,
     restored_name,
 )
-from crckpt.store.lock import TIMEOUT_S, StoreLock
 from crckpt.store.names import ID, NAME, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.store_json import Description, open_directory
-from crckpt.store.transaction import Transaction, transaction
+from crckpt.store.transaction import transaction
+
+TIMEOUT_S: Final = limit("CRCKPT_LOCK_S", 10)
 
 BeforeWrite: TypeAlias = Callable[[Checkpoint, bytes], None]
 """Called with a checkpoint and its manifest just before the manifest is written; may raise, then it is not written."""
@@ -47,11 +49,6 @@ class UnreadableCheckpoint(Struct, frozen=True):
     remedy: str
 
 
-def _remedy(damaged: CheckpointId) -> str:
-    removal = f"remove it: crckpt rm {damaged[:SHORT]}"
-    return f"repair it from a copy of the store: crckpt verify --repair --from STORE; or {removal}"
-
-
 class Repository:
     """A store, for one thread. Every method takes the lock that it needs, unless the caller holds it.
 
@@ -62,7 +59,9 @@ class Repository:
         """`description` is what `backend` has of the store; `open` opens one in a directory."""
         self.backend = backend
         self.id = description.id
-        self._lock = StoreLock(backend)
+        # A process may hold the lock several times, nested.
+        self._depth = 0
+        self._is_alone = False
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Repository:
@@ -92,7 +91,7 @@ class Repository:
 
     def shared(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
         """Let nobody remove anything while the block runs. Raises StoreLocked after `timeout` seconds."""
-        return self._lock.held(alone=False, timeout=timeout)
+        return self._locked(alone=False, timeout=timeout)
 
     def exclusive(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
         """Let nobody else use the store while the block runs. Raises StoreLocked after `timeout` seconds.
@@ -100,14 +99,29 @@ class Repository:
         Raises StoreUnusable if it cannot be written.
         """
         self.require_writable()
-        return self._lock.held(alone=True, timeout=timeout)
+        return self._locked(alone=True, timeout=timeout)
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def _locked(self, *, alone: bool, timeout: float) -> Iterator[None]:
+        if self._depth and alone and not self._is_alone:
+            # It would wait for itself: flock(2) locks of two descriptors exclude each other in one process, too.
+            raise RuntimeError("the store's lock is held shared; it cannot be had alone inside that")
+        with ExitStack() as stack:
+            if not self._depth:
+                stack.enter_context(self.backend.locked(alone=alone, timeout=timeout))
+                self._is_alone = alone
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    @contextmanager
+    def transaction(self) -> Iterator[Path]:
         """Make a private directory for what is in flight, removed when the block ends. Raises StoreUnusable."""
         self.require_writable()
-        with self.shared(), transaction(self.backend.scratch) as begun:
-            yield begun
+        with self.shared(), transaction(self.backend.scratch) as path:
+            yield path
 
     def checkpoints(self, job: JobName | None = None) -> tuple[Checkpoint, ...]:
         """Return all checkpoints, or those of a job, in the order of their commits, without those of `unreadable`."""
@@ -290,7 +304,8 @@ class Repository:
                 # Removed since it was listed.
                 continue
             except (IntegrityError, StoreUnusable) as error:
-                remedy = error.hint or _remedy(checkpoint_id)
+                copy = "repair it from a copy of the store: crckpt verify --repair --from STORE"
+                remedy = error.hint or f"{copy}; or remove it: crckpt rm {checkpoint_id[:SHORT]}"
                 unreadable.append(
                     UnreadableCheckpoint(checkpoint_id, self._find_job(checkpoint_id), error.message, remedy)
                 )

@@ -16,8 +16,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.host.process.typed_command import name_store
 from crckpt.model import StoreId
-from crckpt.store.backend.access import make_read_error
-from crckpt.store.backend.directory import prepare_directory
+from crckpt.store.backend.directory import make_read_error, prepare_directory
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode

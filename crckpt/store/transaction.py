@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from msgspec import Struct
-
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import is_directory
@@ -34,20 +32,14 @@ _OWNER = "owner.json"
 _BUILDER = "builder.json"
 
 
-class Transaction(Struct, frozen=True):
-    """A private directory on the store's file system, removed when the transaction ends."""
-
-    path: Path
-
-
 @contextmanager
-def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
-    """Make a transaction in `directory`; at the end of the block it is removed with all that is in it."""
+def transaction(directory: Path, prefix: str = "") -> Iterator[Path]:
+    """Make a private directory in `directory`; at the end of the block it is removed with all that is in it."""
     path = directory / f"{prefix}{own_name()}"
     try:
         make_private_directory(path, "transaction")
         write_owner(path / _OWNER, time.time(), "owner")
-        yield Transaction(path)
+        yield path
     except BaseException:
         # A second ^C must not interrupt the removal: the rest would stay until gc.
         with interrupts_deferred():
@@ -106,8 +98,8 @@ def staged(directory: Path) -> Iterator[Path]:
     for path in directory.glob(f"{_STAGED}*"):
         if _is_abandoned(path) and not _is_named_by_a_command(path):
             _remove(path)
-    with transaction(directory, _STAGED) as begun:
-        yield begun.path
+    with transaction(directory, _STAGED) as staging:
+        yield staging
 
 
 def find_abandoned_staging(path: Path) -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ from image_sets import described
 from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, materialise, repair
-from crckpt.store.known_damage import note_known_damage
+from crckpt.store.damage import note_known_damage
 from crckpt.store.layout import restored_name
 from crckpt.store.moves import begin_move, remove_move, store_move
 from crckpt.store.read.details import cache_details
@@ -130,7 +130,7 @@ def _mark_restored(repository: Repository, ref: str) -> None:
 def _cache_details(repository: Repository, ref: str) -> None:
     checkpoint = repository.get(repository.resolve(ref))
     with repository.transaction() as begun:
-        cache_details(repository, checkpoint, b"{}", begun.path)
+        cache_details(repository, checkpoint, b"{}", begun)
 
 
 def _note_damage(repository: Repository, ref: str) -> None:
@@ -139,7 +139,7 @@ def _note_damage(repository: Repository, ref: str) -> None:
 
 def _record_builder(repository: Repository) -> None:
     with repository.transaction() as begun:
-        record_builder(begun.path, os.getpid())
+        record_builder(begun, os.getpid())
 
 
 def _record_move(repository: Repository, job: str) -> None:
@@ -172,7 +172,7 @@ def _receive(repository: Repository, source: str) -> None:
     made = other.get(other.resolve("job"))
     with connected() as (here, there), repository.transaction() as begun:
         sending = in_thread(lambda: send_packs(here, other.backend, [use.digest for use in made.packs]))
-        receiver = Receiver(repository, begun.path)
+        receiver = Receiver(repository, begun)
         receiver.answer_offer(there, there.receive(Offer))
         sending.join()
         receiver.store_checkpoint(other.backend.read(manifest_name(made.id), 1 << 20), made.id)

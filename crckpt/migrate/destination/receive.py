@@ -102,7 +102,7 @@ class Destination:
 
     def _enter_store(self) -> Receiver:
         """Begin to receive. Packs that no manifest names yet are not removed as long as this lasts."""
-        return Receiver(self._repository, self._transaction.enter_context(self._repository.transaction()).path)
+        return Receiver(self._repository, self._transaction.enter_context(self._repository.transaction()))
 
     def serve(self) -> None:
         """Answer the source until it ends the connection. Raises MoveInDoubt if a move is unfinished then."""

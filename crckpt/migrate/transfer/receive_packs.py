@@ -22,7 +22,7 @@ from crckpt.migrate.wire.frames import BadFrame
 from crckpt.migrate.wire.messages import Lacking, Offer, PackMessage, Sent, Stored
 from crckpt.model import CheckpointId, PackId
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.backend.access import full_store_named
+from crckpt.store.backend.directory import full_store_named
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.fingerprints import load_fingerprints, read_key
 from crckpt.store.format.manifest import highest_after, unseal

@@ -66,7 +66,7 @@ def opened_workspace(context: Context) -> Iterator[Workspace]:
     repository = context.repository(create=True)
     with ExitStack() as stack:
         stack.enter_context(repository.shared())
-        work = staging = stack.enter_context(repository.transaction()).path
+        work = staging = stack.enter_context(repository.transaction())
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))
             # If crckpt is killed, `gc` finds what lies outside the store by this link.

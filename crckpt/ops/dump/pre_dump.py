@@ -39,7 +39,7 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 check_job(target, read_last_checkpoint(repository, target.job), "pre-dump")
-                work = stack.enter_context(repository.transaction()).path
+                work = stack.enter_context(repository.transaction())
                 # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_deferred())
             with tree_state_reported(target.observed.tree, work / "pre-dump.log", repository, context):

@@ -53,7 +53,6 @@ from crckpt.ops.lazy.protocol import (
 from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
 from crckpt.store.format.manifest import unseal
-from crckpt.store.held_backend import HeldBackend
 from crckpt.store.late_backend import LateBackend
 from crckpt.store.read.contents import Contents
 
@@ -237,9 +236,10 @@ class _Helper:
                 self._fill(plan, attach, Contents(late, checkpoint), partial(self._receive_arrival, late, stack))
             else:
                 held = repository.get(plan.checkpoint)
-                contents = Contents(HeldBackend(repository.root, held), held)
+                late = LateBackend(repository.root, held)
+                late.hold()
                 stack.close()
-                self._fill(plan, attach, contents, lambda: None)
+                self._fill(plan, attach, Contents(late, held), lambda: None)
 
     def _fill(self, plan: Plan, attach: Attach, contents: Contents, check_start: Callable[[], None]) -> None:
         root = attach.tasks[attach.root]

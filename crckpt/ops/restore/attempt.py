@@ -24,7 +24,7 @@ from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.known_damage import FIND_REPAIR, DamagedCheckpoint
+from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.tracking.preload.library import restore_words
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def opened_work_directory(context: Context, repository: Repository) -> Iterator[
     """Make the directory, and remove it after the block. Raises UsageError if `--staging` is no safe directory."""
     if not repository.backend.find_write_refusal():
         with repository.transaction() as begun:
-            yield begun.path
+            yield begun
         return
     with staged(find_work_place(context, repository)) as path:
         yield path

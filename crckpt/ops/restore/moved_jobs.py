@@ -13,9 +13,9 @@ from crckpt.model import JobName
 from crckpt.ops.last_checkpoint import describe_place, read_with_details
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.lock import TIMEOUT_S
 from crckpt.store.move_status import MoveStatus, find_moved, find_status
 from crckpt.store.moves import Move, read_move, remove_move
+from crckpt.store.repository import TIMEOUT_S
 
 
 def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: RestoreRequest) -> None:

@@ -59,7 +59,7 @@ from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.preflight.restore.terminals import find_needed_numbers, needs_terminal
 from crckpt.store import Checkpoint, Repository, open_reader
-from crckpt.store.known_damage import DamagedCheckpoint
+from crckpt.store.damage import DamagedCheckpoint
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:

@@ -1,11 +1,17 @@
-"""Check whether a directory of this host can be a store, and create stores."""
+"""Check whether a directory of this host can be a store, and whether this process can write to it; create stores.
+
+A snapshot, a backup or root's store may be for reading only.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import pwd
 import shlex
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +28,8 @@ from crckpt.host.disk.files import (
 )
 from crckpt.host.disk.path_trust import find_intruder, open_path
 from crckpt.host.process.typed_command import advise_sudo, name_store
-from crckpt.store.backend.access import find_write_refusal
 from crckpt.store.layout import CHECKPOINTS, DESCRIPTION, DIRECTORIES, LOCK, PACKS, PENDING
 
-_MADE_LATER: Final = (PENDING,)
 # A new ext4 file system has it (mke2fs(8)).
 _HARMLESS: Final = frozenset({"lost+found"})
 _WRITABLE_BY_OTHERS: Final = 0o022
@@ -42,8 +46,15 @@ def prepare_directory(root: Path, description: bytes | None) -> None:
     if description is not None and is_blank(root):
         _create(root, description)
     _check_is_store(root)
-    _check_directories(root)
-    _complete(root)
+    for name in (*DIRECTORIES, PENDING):
+        # With a link or another user's directory, files would be written or removed elsewhere.
+        with suppress(FileNotFoundError):
+            check_directory(f"{root}/{name}")
+    for name in DIRECTORIES:
+        # Backups leave out empty directories, and caches.
+        if not (root / name).exists():
+            with suppress(OSError):
+                ensure_private_directory(root / name, "layout")
     if description is not None:
         # The process that made the directory may have died before it was synced: a power cut would lose it with all
         # checkpoints that come.
@@ -110,22 +121,6 @@ def _create(root: Path, description: bytes) -> None:
         os.close(lock)
 
 
-def _check_directories(root: Path) -> None:
-    """Raise IntegrityError if a directory is a link or another user's: files would be written or removed elsewhere."""
-    for name in (*DIRECTORIES, *_MADE_LATER):
-        with suppress(FileNotFoundError):
-            check_directory(f"{root}/{name}")
-
-
-def _complete(root: Path) -> None:
-    """Make directories that are missing, if they can be made."""
-    # Backups leave out empty directories, and caches.
-    for name in DIRECTORIES:
-        if not (root / name).exists():
-            with suppress(OSError):
-                ensure_private_directory(root / name, "layout")
-
-
 def _check_is_store(root: Path) -> None:
     is_empty = root.is_dir() and os.access(root, os.R_OK) and not any(root.iterdir())
     if not root.exists() or is_empty:
@@ -158,3 +153,54 @@ def _check_owner_and_mode(root: Path) -> None:
     if status.st_mode & (_OPEN_TO_OTHERS if is_kept_from_others else _WRITABLE_BY_OTHERS):
         change = f"cp -R {quoted} DIR, and use that" if space.is_read_only(root) else f"chmod 700 {quoted}"
         raise StoreUnusable(f"the store {root} is open to other users (mode {status.st_mode & 0o777:o})", hint=change)
+
+
+def find_write_refusal(root: Path) -> str:
+    """Say why this process cannot write to the store at `root`; empty if it can. Nothing is tried."""
+    for directory in (root, *(root / name for name in DIRECTORIES)):
+        # A directory that a backup has left out is no obstacle: it can be made if the one above it can be written.
+        if directory.is_dir() and not space.is_writable(directory):
+            if space.is_read_only(directory):
+                return "it is on a read-only mount"
+            perhaps = " (perhaps it is immutable: lsattr -d shows that)" if os.geteuid() == 0 else ""
+            return f"{_user_name(os.geteuid())} has no permission to write to {directory}{perhaps}"
+    return ""
+
+
+def make_write_error(root: Path, refusal: str) -> StoreUnusable:
+    """Make the error for a store to which this process cannot write; `refusal` is as of `find_write_refusal`."""
+    may_sudo = os.geteuid() != 0 and not space.is_read_only(root)
+    another = f"name another store: {name_store()}"
+    hint = f"{advise_sudo()}; or {another}" if may_sudo else another
+    return StoreUnusable(f"the store {root} cannot be written: {refusal}", hint=hint)
+
+
+def make_read_error(root: Path) -> StoreUnusable:
+    """Make the error for a store at `root` of which this process may not read something."""
+    user = os.geteuid()
+    hint = advise_sudo() if user != 0 else f"name another store: {name_store()}"
+    with suppress(OSError):
+        status = root.stat()
+        if not os.access(root, os.R_OK | os.X_OK, effective_ids=True) and status.st_uid != user:
+            return StoreUnusable(f"the store {root} can be read by {_user_name(status.st_uid)} only", hint=hint)
+    what = f"{_user_name(user)} has no permission to read it"
+    return StoreUnusable(f"the store {root} cannot be used: {what}", hint=hint)
+
+
+def _user_name(uid: int) -> str:
+    """The name of a user, for messages."""
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name if uid == 0 else f"user {pwd.getpwuid(uid).pw_name}"
+    return f"user {uid}"
+
+
+@contextmanager
+def full_store_named(location: str) -> Iterator[None]:
+    """Give a system error of the block the store's path if there is no space left."""
+    try:
+        yield
+    except OSError as error:
+        # A failed write does not name its file. What else a store's writer uses is only read.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = location
+        raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shlex
 import textwrap
 import time
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
-from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_checked
 from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
 from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.model import JobName, utc_datetime
 from crckpt.store import layout
-from crckpt.store.owner import Owner, read_owner, write_owner
+from crckpt.store.owner import Owner, identify_owner, read_owner, write_owner
 
 # Short: a process that wants the lock alone has to hit a moment in which none of many holds it.
 _RETRY_S: Final = 0.01
@@ -30,7 +28,8 @@ _RESTORE_RETRY_S: Final = 0.05
 _COMMAND: Final = 100
 # A read-only mount; the rights of another user; an immutable file.
 _UNWRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
-_PID: Final = re.compile(r"[1-9]\d{0,9}")
+# The names of the locks of restores begin with it.
+_RESTORE: Final = "restore-"
 
 
 @contextmanager
@@ -38,9 +37,20 @@ def locked(root: Path, *, alone: bool, timeout: float) -> Iterator[None]:
     """Hold the lock of the store at `root`; see `Backend.locked`."""
     descriptor = _open_store_lock(root, alone)
     try:
-        _acquire(descriptor, root, alone, timeout)
-        with _recorded(root):
+        deadline = time.monotonic() + timeout
+        while not _try_lock(descriptor, alone):
+            if time.monotonic() >= deadline:
+                raise _store_refusal(root)
+            time.sleep(_RETRY_S)
+        # For those who wait. Removing must also work on a full disk: then there is no record.
+        record = root / layout.LOCKS / own_name()
+        with suppress(OSError):
+            write_owner(record, time.time(), "lock-record")
+        try:
             yield
+        finally:
+            with suppress(OSError):
+                remove(record, "lock-record")
     finally:
         os.close(descriptor)
 
@@ -53,7 +63,7 @@ def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
     try:
         deadline = time.monotonic() + timeout
         with suppress(OSError):
-            while not _try_alone(descriptor) and time.monotonic() < deadline:
+            while not _try_lock(descriptor, True) and time.monotonic() < deadline:
                 time.sleep(_RETRY_S)
         yield
     finally:
@@ -63,7 +73,7 @@ def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
 @contextmanager
 def restores_locked(root: Path, job: JobName, timeout: float, *, alone: bool) -> Iterator[None]:
     """Hold the lock of the restores of `job`, a file that the last holder removes; see `Backend.restores_locked`."""
-    path = root / layout.LOCKS / f"restore-{job}"
+    path = root / layout.LOCKS / f"{_RESTORE}{job}"
     try:
         lock = _acquire_restores(path, job, timeout, alone)
     except OSError as error:
@@ -79,7 +89,7 @@ def restores_locked(root: Path, job: JobName, timeout: float, *, alone: bool) ->
         yield
     finally:
         # Only without other holders: who came after the file was removed would not see them.
-        if alone or _try_alone(lock):
+        if alone or _try_lock(lock, True):
             with suppress(OSError):
                 remove(path, "restore-lock")
         os.close(lock)
@@ -94,7 +104,7 @@ def _read_records(root: Path) -> Iterator[Owner]:
     directory = root / layout.LOCKS
     # A backup may have left it out.
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if (owner := read_owner(path)) is not None:
+        if not path.name.startswith(_RESTORE) and (owner := read_owner(path)) is not None:
             yield owner
 
 
@@ -112,32 +122,13 @@ def _open_store_lock(root: Path, alone: bool) -> int:
         return open_checked(path, None) if is_named(path) else os.open(root, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _acquire(descriptor: int, root: Path, alone: bool, timeout: float) -> None:
-    operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise _store_refusal(root) from None
-            time.sleep(_RETRY_S)
-        else:
-            return
-
-
-@contextmanager
-def _recorded(root: Path) -> Iterator[None]:
-    """Record this process for those who wait."""
-    # Removing must also work on a full disk: then there is no record.
-    path = root / layout.LOCKS / own_name()
-    with suppress(OSError):
-        write_owner(path, time.time(), "lock-record")
+def _try_lock(descriptor: int, alone: bool) -> bool:
+    """Try to lock it; return whether that worked."""
     try:
-        yield
-    finally:
-        with suppress(OSError):
-            remove(path, "lock-record")
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _store_refusal(root: Path) -> StoreLocked:
@@ -161,26 +152,20 @@ def _store_refusal(root: Path) -> StoreLocked:
     )
 
 
-def _try_alone(descriptor: int) -> bool:
-    """Try to lock it alone; return whether that worked."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _acquire_restores(path: Path, job: JobName, timeout: float, alone: bool) -> int:
     """Return a descriptor that holds the lock; the file names this process to those who wait."""
     deadline = time.monotonic() + timeout
     while True:
         descriptor = open_lock(path, "restore-lock")
         try:
-            if _wait_for_restores(descriptor, path, deadline, alone):
+            while not (is_held := _try_lock(descriptor, alone)) and path.exists() and time.monotonic() < deadline:
+                time.sleep(_RESTORE_RETRY_S)
+            # The holder before has removed the file. Another process may already hold the lock of a new one.
+            if is_held and is_named(path) and os.path.samestat(os.fstat(descriptor), path.lstat()):
                 # Restoring must also work on a full disk: then the file names nobody.
                 with suppress(OSError):
                     resize(descriptor, 0, "restore-lock")
-                    write(descriptor, str(os.getpid()).encode(), "restore-lock")
+                    write(descriptor, identify_owner(time.time()).encode(), "restore-lock")
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -190,28 +175,12 @@ def _acquire_restores(path: Path, job: JobName, timeout: float, alone: bool) -> 
             raise _restore_refusal(path, job)
 
 
-def _wait_for_restores(descriptor: int, path: Path, deadline: float, alone: bool) -> bool:
-    """Wait for the lock; False if its file is no longer there, or at the deadline."""
-    while True:
-        with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            # The holder before has removed the file. Another process may already hold the lock of a new one.
-            return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
-        if time.monotonic() >= deadline or not path.exists():
-            return False
-        time.sleep(_RESTORE_RETRY_S)
-
-
 def _restore_refusal(path: Path, job: JobName) -> StoreLocked:
-    pid = ""
-    with suppress(OSError):
-        found = _PID.fullmatch(path.read_text(errors="replace"))
-        pid = found[0] if found else ""
-    if not pid:
+    owner = read_owner(path)
+    if owner is None or not owner.is_alive:
         return StoreLocked(f"another restore of {job} is in progress", hint="wait until it has ended, then try again")
-    command = textwrap.shorten(" ".join(proc.command_line(int(pid))), _COMMAND)
     return StoreLocked(
-        f"another restore of {job} is in progress: PID {pid} ({command})",
-        hint=f"wait until it has ended, or end it: kill {pid}",
-        holder=int(pid),
+        f"another restore of {job} is in progress: PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)})",
+        hint=f"wait until it has ended, or end it: kill {owner.pid}",
+        holder=owner.pid,
     )

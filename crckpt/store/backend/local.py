@@ -32,8 +32,9 @@ from crckpt.host.disk.files import (
 )
 from crckpt.model import JobName
 from crckpt.store import layout
-from crckpt.store.backend import access, flock
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend import flock
+from crckpt.store.backend.directory import find_write_refusal
+from crckpt.store.backend.protocol import Backend, OpenFile
 from crckpt.store.owner import read_owner
 
 # The unit of st_blocks, whatever the file system's blocks are (stat(2)).
@@ -56,7 +57,7 @@ _TEMPORARIES: Final = (
 )
 
 
-class LocalStoreFile:
+class LocalStoreFile(OpenFile):
     """A file, read through its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -64,31 +65,26 @@ class LocalStoreFile:
 
     @property
     def size(self) -> int:
-        """See `OpenFile`."""
         return os.fstat(self._descriptor).st_size
 
     def read(self, size: int, offset: int) -> bytes:
-        """See `OpenFile`."""
         return os.pread(self._descriptor, size, offset)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """See `OpenFile`."""
         return os.preadv(self._descriptor, [into], offset)
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """See `OpenFile`."""
         os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-class LocalBackend:
-    """A directory; see `Backend`. `directory` checks whether it may be used."""
+class LocalBackend(Backend):
+    """A directory. `directory` checks whether it may be used."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     @property
     def location(self) -> str:
-        """The directory's path."""
         return str(self._root)
 
     @property
@@ -97,19 +93,15 @@ class LocalBackend:
         return self._root / layout.SCRATCH
 
     def is_same(self, other: Backend) -> bool:
-        """See `Backend`."""
         return isinstance(other, LocalBackend) and self._root.samefile(other.location)
 
     def find_write_refusal(self) -> str:
-        """See `Backend`."""
-        return access.find_write_refusal(self._root)
+        return find_write_refusal(self._root)
 
     def exists(self, name: str) -> bool:
-        """See `Backend`."""
         return self._is_directory(_directory_of(name)) and is_named(self._root / name)
 
     def names_in(self, directory: str) -> list[str]:
-        """See `Backend`."""
         if not self._is_directory(directory):
             return []
         # There may be very many: names alone cost a tenth of paths.
@@ -123,7 +115,6 @@ class LocalBackend:
             return []
 
     def read(self, name: str, most: int) -> bytes:
-        """See `Backend`."""
         directory, file = self._open_directory(name)
         try:
             return read_checked(file, most, within=directory)
@@ -132,7 +123,6 @@ class LocalBackend:
 
     @contextmanager
     def open(self, name: str) -> Iterator[LocalStoreFile]:
-        """See `Backend`."""
         descriptor = self._open(name)
         try:
             yield LocalStoreFile(descriptor)
@@ -149,11 +139,9 @@ class LocalBackend:
             os.close(descriptor)
 
     def disk_usage(self, name: str) -> int:
-        """See `Backend`."""
         return disk_usage(self._root / name)
 
     def put(self, name: str, content: bytes, what: str) -> None:
-        """See `Backend`."""
         directory = self._root / _directory_of(name)
         if not self._is_standing(_directory_of(name)):
             ensure_private_directory(directory, f"{what}-directory")
@@ -161,7 +149,6 @@ class LocalBackend:
         write_durably(self._root / name, content, what)
 
     def put_if_absent(self, name: str, content: bytes, label: str, what: str) -> None:
-        """See `Backend`."""
         # The directory is made in `scratch`: it exists if and only if the file does.
         beside = self.scratch / own_name()
         make_private_directory(beside, f"{what}-directory")
@@ -180,7 +167,6 @@ class LocalBackend:
             raise
 
     def put_files(self, files: Mapping[str, Path], what: str) -> None:
-        """See `Backend`."""
         targets = {self._root / name: path for name, path in files.items()}
         for target, path in targets.items():
             with suppress(FileNotFoundError):
@@ -212,21 +198,17 @@ class LocalBackend:
         return filecmp.cmp(path, target, shallow=False)
 
     def put_derived(self, name: str, path: Path, what: str) -> None:
-        """See `Backend`."""
         rename(path, self._root / name, what)
 
     def remove(self, name: str, what: str) -> None:
-        """See `Backend`."""
         if not self._is_directory(_directory_of(name)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         remove(self._root / name, what)
 
     def remove_tree(self, name: str, what: str) -> None:
-        """See `Backend`."""
         remove_tree(self._root / name, what)
 
     def remove_at_once(self, directories: Iterable[str], what: str) -> None:
-        """See `Backend`."""
         # Nothing is created: it works on a full disk. What a crash leaves in `scratch` has no owner, so gc removes it.
         moves = [(self._root / name, self.scratch / Path(name).name) for name in directories]
         for path, aside in moves:
@@ -238,25 +220,22 @@ class LocalBackend:
             remove_tree(aside, what)
 
     def sync_names(self, directory: str, what: str) -> None:
-        """See `Backend`."""
         sync_directory(self._root / directory, what)
 
     def find_leftovers(self) -> list[str]:
         """Find records of locks whose holders have ended, and files that were being put."""
-        records = (path for path in (self._root / layout.LOCKS).iterdir() if not _is_held(path))
+        owners = ((path, read_owner(path)) for path in (self._root / layout.LOCKS).iterdir())
+        records = (path for path, owner in owners if owner is None or not owner.is_alive)
         hidden = (path for pattern in _TEMPORARIES for path in self._root.glob(pattern) if is_directory(path.parent))
         return [str(path.relative_to(self._root)) for path in (*sorted(records), *sorted(hidden))]
 
     def locked(self, *, alone: bool, timeout: float) -> AbstractContextManager[None]:
-        """See `Backend`."""
         return flock.locked(self._root, alone=alone, timeout=timeout)
 
     def restores_locked(self, job: JobName, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
-        """See `Backend`."""
         return flock.restores_locked(self._root, job, timeout, alone=alone)
 
     def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:
-        """See `Backend`."""
         return flock.turn_taken(self._root / directory, timeout)
 
     def _is_standing(self, directory: str) -> bool:
@@ -297,8 +276,3 @@ def _file_usage(path: Path) -> int:
 
 def _directory_of(name: str) -> str:
     return name.rpartition("/")[0]
-
-
-def _is_held(record: Path) -> bool:
-    owner = read_owner(record)
-    return owner is not None and owner.is_alive

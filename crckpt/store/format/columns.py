@@ -23,15 +23,17 @@ _Signed = npt.NDArray[np.int64]
 def encode_columns(extents: Extents) -> bytes:
     """Encode extents; `decode_columns` is the inverse."""
     # Numbers become steps from the most likely number.
-    first, count = extents["first"].view(), extents["count"].astype(np.int64)
-    page = extents["page"].astype(np.int64)
+    first, count, page = (extents[name].astype(np.int64) for name in ("first", "count", "page"))
+    steps = np.zeros(len(page), np.int64)
+    for some in _group_by_pack(extents["pack"]):
+        steps[some] = _steps(page[some], count[some])
     columns = (
-        _fold(_steps(first.astype(np.int64), count)),
+        _fold(_steps(first, count)),
         # Most extents have one page: 0.
         (count - 1).astype(np.uint64),
         # Pages of zeros, whose pack is 0xFFFFFFFF, become 0.
         (extents["pack"] + np.uint32(1)).astype(np.uint64),
-        _fold(_steps_by_pack(extents["pack"], page, count)),
+        _fold(steps),
     )
     # Bytes of equal weight together: the high ones are nearly all zero, the low ones similar.
     planes = b"".join(column.astype("<u8").view(np.uint8).reshape(-1, 8).T.tobytes() for column in columns)
@@ -57,7 +59,10 @@ def decode_columns(content: bytes, extents: int) -> Extents:
     found["count"], found["pack"] = count + np.uint64(1), pack.astype(np.uint32) - np.uint32(1)
     counts = found["count"].astype(np.int64)
     found["first"] = _sum_steps(_unfold(first), counts).astype(np.uint64)
-    found["page"] = _pages_from_steps(found["pack"], _unfold(page), counts)
+    pages, steps = np.zeros(extents, np.int64), _unfold(page)
+    for some in _group_by_pack(found["pack"]):
+        pages[some] = _sum_steps(steps[some], counts[some])
+    found["page"] = pages.astype(np.uint64)
     return found
 
 
@@ -69,21 +74,6 @@ def _join_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
         if plane.any():
             found |= plane.astype(np.uint64) << np.uint64(8 * at)
     return found
-
-
-def _steps_by_pack(pack: npt.NDArray[Any], page: _Signed, count: _Signed) -> _Signed:
-    """Return the steps of page numbers from the end of the extent before in the same pack."""
-    steps = np.zeros(len(page), np.int64)
-    for some in _group_by_pack(pack):
-        steps[some] = _steps(page[some], count[some])
-    return steps
-
-
-def _pages_from_steps(pack: npt.NDArray[Any], steps: _Signed, count: _Signed) -> npt.NDArray[np.uint64]:
-    pages = np.zeros(len(steps), np.int64)
-    for some in _group_by_pack(pack):
-        pages[some] = _sum_steps(steps[some], count[some])
-    return pages.astype(np.uint64)
 
 
 def _group_by_pack(pack: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:

@@ -102,9 +102,21 @@ def decode_index(content: bytes, packs: int) -> Index:
     """Decode an index; `packs` is how many packs it can refer to. Raises IntegrityError if it contradicts itself."""
     # The number of extents is checked before memory is taken for them.
     try:
-        header, extents = _parse(content)
+        (length,) = _LENGTH.unpack_from(content)
+        header = decode(content[_LENGTH.size : _LENGTH.size + length], _HEADER, "the index")
     except (struct.error, msgspec.ValidationError) as error:
         raise IntegrityError(f"the index is unreadable: {error}") from error
+    if header.coding != _COLUMNS:
+        raise StoreUnusable(
+            f"the index has extents coded as {header.coding!r}", hint="use the newest release of crckpt"
+        )
+    total = sum(entry.extents for entry in header.files)
+    # An extent has at least one page.
+    if total > MOST_EXTENTS or any(entry.extents > entry.pages for entry in header.files):
+        raise IntegrityError(f"the index declares {total} extents, more than its files can have")
+    if sum(entry.pages for entry in header.files) > _MOST_PAGES:
+        raise IntegrityError("the index declares more pages than a checkpoint can have")
+    extents = decode_columns(content[_LENGTH.size + length :], total)
     files: list[StoredFile] = []
     at = 0
     for entry in header.files:
@@ -112,27 +124,13 @@ def decode_index(content: bytes, packs: int) -> Index:
         at += entry.extents
     # Details are no image: an image may have the same name.
     names = {(file.kind == DETAILS, file.name) for file in files}
-    if at != len(extents) or len(names) != len(files) or not _are_valid(extents, packs):
+    # All have pages, in packs that exist, and numbers whose sums do not overflow.
+    is_zero = extents["pack"] == ZERO
+    fit = (extents["count"] > 0) & (extents["first"] <= _LAST_NUMBER)
+    fit &= is_zero | ((extents["page"] <= _LAST_PAGE) & (extents["pack"] < packs))
+    if at != len(extents) or len(names) != len(files) or not fit.all():
         raise IntegrityError("the index is inconsistent")
     return Index(tuple(files))
-
-
-def _parse(content: bytes) -> tuple[_Header, Extents]:
-    (length,) = _LENGTH.unpack_from(content)
-    start = _LENGTH.size + length
-    header = decode(content[_LENGTH.size : start], _HEADER, "the index")
-    if header.coding != _COLUMNS:
-        raise StoreUnusable(
-            f"the index has extents coded as {header.coding!r}", hint="use the newest release of crckpt"
-        )
-    extents = sum(entry.extents for entry in header.files)
-    # An extent has at least one page.
-    crowded = (entry.name for entry in header.files if entry.extents > entry.pages)
-    if extents > MOST_EXTENTS or next(crowded, None) is not None:
-        raise IntegrityError(f"the index declares {extents} extents, more than its files can have")
-    if sum(entry.pages for entry in header.files) > _MOST_PAGES:
-        raise IntegrityError("the index declares more pages than a checkpoint can have")
-    return header, decode_columns(content[start:], extents)
 
 
 def _make_stored_file(entry: _Entry, extents: Extents) -> StoredFile:
@@ -145,10 +143,3 @@ def _make_stored_file(entry: _Entry, extents: Extents) -> StoredFile:
     if int(extents["count"].sum(dtype=np.uint64)) != entry.pages:
         raise IntegrityError(f"the index has too few or too many pages of {entry.name}")
     return StoredFile(entry.name, entry.kind, entry.bytes, entry.pagemap, extents)
-
-
-def _are_valid(extents: Extents, packs: int) -> bool:
-    """Return whether all have pages, in packs that exist, and numbers whose sums do not overflow."""
-    is_zero = extents["pack"] == ZERO
-    fit = (extents["count"] > 0) & (extents["first"] <= _LAST_NUMBER) & (is_zero | (extents["page"] <= _LAST_PAGE))
-    return bool((fit & (is_zero | (extents["pack"] < packs))).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_type_hints
@@ -37,7 +38,7 @@ _FIRST_TIME: Final = datetime(2, 1, 1, tzinfo=UTC)
 # A time closer to the limits of datetime would not exist in every time zone.
 _LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
 
-# The pattern of all digests is matched at once: see `_check_values`.
+# The pattern of all digests is matched at once: see `_decode`.
 _Digest: TypeAlias = Annotated[PackId, Meta(min_length=64, max_length=64)]
 
 _DIGITS: Final = re.compile(r"[0-9a-f]*")
@@ -105,7 +106,15 @@ def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
 
     Raises what `unseal` raises if it could not be read again: images from elsewhere can contain anything.
     """
-    manifest = _encode(draft)
+    entries: dict[str, Any] = {
+        **msgspec.to_builtins(draft),
+        "schema": SCHEMA,
+        "created": draft.created.astimezone(UTC).isoformat(timespec="microseconds"),
+    }
+    del entries["id"]
+    # People read and compare manifests: one line for each entry. Sorted, so that the order of fields changes no id.
+    lines = (f" {json.dumps(key)}: {json.dumps(entries[key], sort_keys=True)}" for key in sorted(entries))
+    manifest = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
     checkpoint_id = _id_of(manifest)
     unseal(manifest, checkpoint_id)
     return replace(draft, id=checkpoint_id), manifest
@@ -131,8 +140,10 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
         return _decode(manifest, checkpoint_id, what)
     except msgspec.ValidationError as error:
         # Looked up only here: a manifest of this schema is decoded once.
-        schema = _schema_of(manifest)
-        if schema not in (None, SCHEMA):
+        schema = SCHEMA
+        with suppress(IntegrityError, msgspec.ValidationError):
+            schema = decode(manifest, _ANY_SCHEMA, "").schema
+        if schema != SCHEMA:
             raise StoreUnusable(
                 f"{what} has schema {schema}; this crckpt knows schema {SCHEMA}",
                 hint=f"use a crckpt that knows schema {schema}",
@@ -181,18 +192,6 @@ def job_named_in(manifest: bytes) -> JobName | None:
     return JobName(found[1].decode()) if found else None
 
 
-def _encode(checkpoint: Checkpoint) -> bytes:
-    entries: dict[str, Any] = {
-        **msgspec.to_builtins(checkpoint),
-        "schema": SCHEMA,
-        "created": checkpoint.created.astimezone(UTC).isoformat(timespec="microseconds"),
-    }
-    del entries["id"]
-    # People read and compare manifests: one line for each entry. Sorted, so that the order of fields changes no id.
-    lines = (f" {json.dumps(key)}: {json.dumps(entries[key], sort_keys=True)}" for key in sorted(entries))
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-
 # The host is most of a manifest, and the same in thousands of manifests: it is decoded once.
 _FIELDS: Final = {**get_type_hints(Checkpoint, include_extras=True), "schema": Literal[SCHEMA]}
 _OPTIONAL: Final = {"sequence": 0}
@@ -228,20 +227,9 @@ def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoi
     checkpoint = Checkpoint(
         **{**entries, "id": checkpoint_id, "host": host if isinstance(host, Host) else _host(bytes(host))}
     )
-    _check_values(checkpoint)
-    return checkpoint
-
-
-def _check_values(checkpoint: Checkpoint) -> None:
-    """Raise ValidationError for values that the types allow and a manifest cannot have."""
+    # Values that the types allow and a manifest cannot have.
     if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
         raise msgspec.ValidationError(f"its date is in the year {checkpoint.created.year}")
     if _DIGITS.fullmatch("".join([use.digest for use in checkpoint.packs])) is None:
         raise msgspec.ValidationError("the digest of a pack is not a SHA-256")
-
-
-def _schema_of(manifest: bytes) -> int | None:
-    try:
-        return decode(manifest, _ANY_SCHEMA, "").schema
-    except (IntegrityError, msgspec.ValidationError):
-        return None
+    return checkpoint

@@ -1,12 +1,14 @@
-"""Read packs. `crckpt.store` specifies their format; `pack_writer` writes them."""
+"""Read and write packs: frames, their table, a footer. `crckpt.store` specifies the format."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,7 +17,7 @@ import zstandard
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.files import LOST
+from crckpt.host.disk.files import LOST, open_private, sync, write
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend, OpenFile
 from crckpt.store.layout import pack_name
@@ -51,7 +53,6 @@ class Pack(Struct, frozen=True):
 
     @property
     def pages(self) -> int:
-        """The number of pages."""
         return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
 
     def read_stored(self, first: int, count: int = 1) -> memoryview:
@@ -69,17 +70,10 @@ class Pack(Struct, frozen=True):
         if hashlib.sha256(stored).digest() != self.table["sha256"][frame].tobytes():
             raise IntegrityError(f"{self.name}, frame {frame}: its SHA-256 does not match")
 
-    def unpack_frame(self, frame: int, stored: memoryview) -> bytes:
-        """Unpack a frame from its stored bytes. Raises IntegrityError if they are not what was stored."""
-        self.check(frame, stored)
-        raw = int(self.table["raw"][frame])
-        self._check_size(frame, stored, raw)
-        try:
-            content = _decompressor().decompress(stored, max_output_size=raw)
-        except zstandard.ZstdError as error:
-            raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
-        if len(content) != raw:
-            raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes instead of {raw}")
+    def read_frame(self, frame: int) -> bytearray:
+        """Read a frame and unpack it. Raises IntegrityError if it is not what was stored."""
+        content = bytearray(int(self.table["raw"][frame]))
+        self.unpack_frames([frame], [memoryview(content)])
         return content
 
     def unpack_frames(self, frames: list[int], into: Sequence[memoryview]) -> None:
@@ -124,7 +118,11 @@ class Pack(Struct, frozen=True):
 
     def _read_together(self, frames: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> memoryview:
         """Read the stored bytes of frames, one after the other; valid until this thread reads others."""
-        content = _take_buffer(sum(sizes))
+        # Memory of this thread that is used again costs no page faults.
+        size = sum(sizes)
+        if len(getattr(_local, "buffer", b"")) < size:
+            _local.buffer = memoryview(bytearray(size))
+        content: memoryview = _local.buffer[:size]
         with self._opened(f"{self.name}, frame {frames[0]} or one after it") as file:
             at = done = 0
             for first, last in _adjacent_frames(frames):
@@ -182,6 +180,67 @@ def open_pack(backend: Backend, digest: PackId, file: str = "") -> Pack:
     return Pack(backend, file, digest, size, frames)
 
 
+class Frame(Struct, frozen=True):
+    """The stored bytes of a frame, their SHA-256, and how many bytes its pages have."""
+
+    stored: bytes
+    sha256: bytes
+    raw: int
+
+
+class FinishedPack(Struct, frozen=True):
+    """A finished pack, durable under a temporary name; `size` in bytes."""
+
+    path: Path
+    digest: PackId
+    frames: int
+    pages: int
+    size: int
+
+
+class PackWriter:
+    """Writes a pack to `path`, a new file: `add` frames, then `finish`, and `close` in any case."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the disk is full, as the other methods do."""
+        self.pages = 0
+        self._path = path
+        self._table: list[tuple[int, int, int, bytes]] = []
+        self._offset = len(MAGIC)
+        self._file = open_private(path, "pack")
+        try:
+            write(self._file, MAGIC, "pack")
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, frame: Frame) -> None:
+        """Write the next frame."""
+        write(self._file, frame.stored, "pack")
+        self._table.append((self._offset, len(frame.stored), frame.raw, frame.sha256))
+        self._offset += len(frame.stored)
+        self.pages += frame.raw // PAGE_SIZE
+
+    def finish(self) -> FinishedPack:
+        """Write the table, and make the file's content durable."""
+        table = np.array(
+            [(offset, stored, raw, np.frombuffer(digest, np.uint8)) for offset, stored, raw, digest in self._table],
+            FRAME,
+        ).tobytes()
+        footer = FOOTER.pack(self._offset, len(self._table), PAGE_SIZE, MAGIC)
+        write(self._file, table + footer, "pack")
+        sync(self._file, "pack")
+        size = self._offset + len(table) + len(footer)
+        # The table has the SHA-256 of each frame, so its own covers every byte of the pages.
+        return FinishedPack(self._path, PackId(hashlib.sha256(table).hexdigest()), len(self._table), self.pages, size)
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
 @contextmanager
 def _opened(backend: Backend, file: str, name: str) -> Iterator[OpenFile]:
     """Open a file. Raises IntegrityError, which begins with `name`, if the disk has lost something of it."""
@@ -202,15 +261,6 @@ def _adjacent_frames(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of frames that follow each other."""
     bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
     return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
-
-
-def _take_buffer(size: int) -> memoryview:
-    """Return memory of this thread."""
-    # Reused memory costs no page faults.
-    if len(getattr(_local, "buffer", b"")) < size:
-        _local.buffer = memoryview(bytearray(size))
-    buffer: memoryview = _local.buffer
-    return buffer[:size]
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:

@@ -14,12 +14,11 @@ import numpy as np
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.forget_fingerprints import forget_fingerprints
+from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint, forget_fingerprints
 from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
 from crckpt.store.format.index import Index, StoredFile, decode_index
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
-from crckpt.store.known_damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.store.repository import Repository
 
 # The largest size of a file that is read as a whole: a page map of 64 million entries.
@@ -33,11 +32,10 @@ class Contents:
     """A checkpoint's files. Every method raises IntegrityError, naming checkpoint, pack and frame, on any damage."""
 
     def __init__(self, backend: Backend, checkpoint: Checkpoint) -> None:
-        """Read nothing yet."""
         self.checkpoint = checkpoint
         self._backend = backend
         self._packs: dict[int, Pack] = {}
-        self._frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._frames: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
 
     @cached_property
     def index(self) -> Index:
@@ -105,7 +103,7 @@ class Contents:
             raise IntegrityError("its index lacks pages")
         return bytes(content)
 
-    def _pages(self, pack: int, page: int, count: int) -> Iterator[bytes]:
+    def _pages(self, pack: int, page: int, count: int) -> Iterator[bytearray]:
         if page + count > self.pack(pack).pages:
             raise IntegrityError(f"{self.pack(pack).name} has no page {page + count - 1}")
         while count:
@@ -114,10 +112,10 @@ class Contents:
             yield self._frame(pack, frame)[start * PAGE_SIZE : (start + taken) * PAGE_SIZE]
             page, count = page + taken, count - taken
 
-    def _frame(self, pack: int, frame: int) -> bytes:
+    def _frame(self, pack: int, frame: int) -> bytearray:
         key = pack, frame
         if key not in self._frames:
-            self._frames[key] = self.pack(pack).unpack_frame(frame, self.pack(pack).read_stored(frame))
+            self._frames[key] = self.pack(pack).read_frame(frame)
             if len(self._frames) > _KEPT_FRAMES:
                 self._frames.popitem(last=False)
         # The frame that was used longest ago is dropped first.

@@ -108,8 +108,10 @@ class Reader:
         """
         apart: dict[str, Extents] = {}
         for file in self.files:
-            if file.kind == PAGES and file.pagemap in own and _is_in_order(file.extents):
-                bounds = range_edges(own[file.pagemap], file.extents["first"], file.extents["count"].astype(np.uint64))
+            first, count = file.extents["first"], file.extents["count"]
+            is_in_order = bool((first[1:] >= first[:-1] + count[:-1]).all())
+            if file.kind == PAGES and file.pagemap in own and is_in_order:
+                bounds = range_edges(own[file.pagemap], first, count.astype(np.uint64))
                 self._bounds[file.pagemap] = bounds
                 apart[file.pagemap], left = split_extents(file.extents, bounds)
                 if file.pagemap in later:
@@ -193,11 +195,6 @@ class Reader:
         yield from _zeros(file.bytes - done)
 
 
-def _is_in_order(extents: Extents) -> bool:
-    first = extents["first"]
-    return bool((first[1:] >= first[:-1] + extents["count"][:-1]).all())
-
-
 class _Plan:
     """Plans which frames each part of a file needs, and keeps those that are unpacked."""
 
@@ -248,37 +245,32 @@ class _Plan:
 
     def _ask_ahead(self, now: int, parts: int) -> None:
         """Let the frames of `parts` parts from `now` on be unpacked, as far as there is room."""
-        in_use = self._first_in_use(now)
-        self._let_go(in_use)
-        for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
-            missing = self._missing(part)
-            if not self._has_room(len(missing), part, in_use):
-                return
-            self._asked.append(self._ask(missing))
-
-    def _missing(self, part: int) -> Positions:
-        wanted: Positions = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
-        missing: Positions = wanted[self._slot_of[wanted] == _NOWHERE]
-        return missing
-
-    def _first_in_use(self, part: int) -> int:
-        """Return the first part that is in use when `part` is read: pipes may still refer to pages of earlier parts."""
-        if not part or not self._are_lent:
-            return part
-        return int(np.searchsorted(self._read_after, self._read_after[part - 1] - _LENT_PAGES, side="right"))
-
-    def _let_go(self, now: int) -> None:
-        """Drop frames that no part from `now` on needs."""
-        end = int(np.searchsorted(self._needed_until, now))
+        in_use = now
+        if now and self._are_lent:
+            # Pipes may still refer to pages of earlier parts.
+            lent = self._read_after[now - 1] - _LENT_PAGES
+            in_use = int(np.searchsorted(self._read_after, lent, side="right"))
+        # Drop frames that no part from there on needs.
+        end = int(np.searchsorted(self._needed_until, in_use))
         self._forget(self._by_last_use[self._let_go_of : end])
         self._let_go_of = end
+        for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
+            wanted = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
+            missing = wanted[self._slot_of[wanted] == _NOWHERE]
+            if not self._has_room(len(missing), part, in_use):
+                return
+            self._room -= len(missing)
+            self._slot_of[missing] = _ASKED_FOR
+            tasks = (missing[at : at + _FRAMES_AT_ONCE] for at in range(0, len(missing), _FRAMES_AT_ONCE))
+            self._asked.append([self._pool.submit(self._unpack, some) for some in tasks])
 
     def _has_room(self, wanted: int, part: int, now: int) -> bool:
         """Make room for the frames of a part; return False if frames that are needed up to it leave none."""
         short = wanted - self._room
         if short > 0:
-            frames = self._frame_in[self._frame_in >= 0]
-            next_use = self._next_use(frames, now)
+            frames, parts = self._frame_in[self._frame_in >= 0], len(self._ends)
+            # The part from `now` on that needs each of these frames next; there is one.
+            next_use = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
             if short > (next_use > part).sum():
                 return False
             # Those whose next use is furthest away: what has to be unpacked again is the least (Belady's rule).
@@ -292,21 +284,6 @@ class _Plan:
         self._frame_in[slots] = _NOWHERE
         self._room += len(slots)
         self._free += slots.tolist()
-
-    def _next_use(self, frames: Positions, now: int) -> Positions:
-        """Return the part from `now` on that needs each of the frames next; there is one."""
-        parts = len(self._ends)
-        found: Positions = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
-        return found
-
-    def _ask(self, missing: Positions) -> list[Future[None]]:
-        """Let missing frames be unpacked; there is room."""
-        self._room -= len(missing)
-        self._slot_of[missing] = _ASKED_FOR
-        return [
-            self._pool.submit(self._unpack, missing[at : at + _FRAMES_AT_ONCE])
-            for at in range(0, len(missing), _FRAMES_AT_ONCE)
-        ]
 
     def _unpack(self, missing: Positions) -> None:
         """Unpack frames, given in order."""

@@ -46,7 +46,13 @@ class UnpackedFrames:
         room = int((free_memory() - self._reserved) * _SHARE) // FRAME_SIZE
         pool = self._threads.enter_context(workers())
         with contents.named():
-            for pack, numbers in group_by_pack(contents, _find_frames(contents)):
+            frames = [
+                pieces_of(contents, file.name, file.extents, file.extents["first"].astype(np.int64)).frames
+                for file in contents.index.files
+                if file.kind == PAGES
+            ]
+            in_order = unique_sorted(np.concatenate([np.empty(0, np.int64), *frames]))
+            for pack, numbers in group_by_pack(contents, in_order):
                 missing = self._find_missing(pack, numbers)[: max(room, 0)]
                 room -= len(missing)
                 for at in range(0, len(missing), _FRAMES_AT_ONCE):
@@ -85,16 +91,6 @@ class UnpackedFrames:
             except OSError:  # the user's limit, or no memory may be promised that is not there
                 return []
         return kept.find_missing(numbers)
-
-
-def _find_frames(contents: Contents) -> Positions:
-    """Find the frames that hold the memory of a checkpoint, in order."""
-    found = [
-        pieces_of(contents, file.name, file.extents, file.extents["first"].astype(np.int64)).frames
-        for file in contents.index.files
-        if file.kind == PAGES
-    ]
-    return unique_sorted(np.concatenate([np.empty(0, np.int64), *found]))
 
 
 class _UnpackedPack:

@@ -160,7 +160,15 @@ class MemoryFill:
     def _work(self, owners: list[int], progress: Callable[[int], None]) -> int:
         """Write batches until none is left, or an interrupt waits; return how many were written."""
         placed = 0
-        while self._goes_on() and (batch := self._next_unpacked()) is not None:
+        while self._goes_on():
+            try:
+                batch: _Batch | None = self._unpacked.popleft()
+            except IndexError:
+                batch = self._next()
+                if batch is not None:
+                    self._unpack(batch)
+            if batch is None:
+                break
             for begin, end in self._slices(batch):
                 if not self._goes_on():
                     return placed
@@ -174,15 +182,6 @@ class MemoryFill:
     def _goes_on(self) -> bool:
         # `wait_for_result` raises an interrupt only when a work has ended, so each has to look for one.
         return not (self._has_ended or interrupt_is_waiting())
-
-    def _next_unpacked(self) -> _Batch | None:
-        try:
-            return self._unpacked.popleft()
-        except IndexError:
-            batch = self._next()
-            if batch is not None:
-                self._unpack(batch)
-            return batch
 
     def _next(self) -> _Batch | None:
         """Return the next batch to unpack, with a slot; None if none is left."""

@@ -13,12 +13,12 @@ from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId, PackId
 from crckpt.store.backend.protocol import Backend
+from crckpt.store.damage import Damage
 from crckpt.store.format.extents import ZERO, Extents, Numbers, mark_used_pages
-from crckpt.store.format.index import FILE, PAGES, StoredFile
+from crckpt.store.format.index import FILE, PAGES
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.read.contents import Contents, index_extents
-from crckpt.store.upkeep.damage import Damage
 from crckpt.store.workers import wait_for_result, workers
 
 # Frames that one task checks: those of 4 MiB of pages.
@@ -42,22 +42,20 @@ class PackAudit(Struct):
         """Note which damage affects the extents of a checkpoint; return whether there is any."""
         is_damaged = False
         for number, use in enumerate(checkpoint.packs):
-            for frame in self._find_damaged_frames(use.digest, number, extents):
+            damaged: list[int] = []
+            if use.digest in self.broken:
+                # No frame of the pack can be read: -1 stands for all of them.
+                damaged = [-1]
+            elif use.digest in self.frames:
+                pages = mark_used_pages(extents, number, self.packs[use.digest].pages)
+                starts = ((frame, frame * FRAME_PAGES) for frame in self.frames[use.digest])
+                damaged = [frame for frame, start in starts if pages[start : start + FRAME_PAGES].any()]
+            for frame in damaged:
                 is_damaged = True
                 ids = self.affected.setdefault((use.digest, frame), [])
                 if checkpoint.id not in ids:
                     ids.append(checkpoint.id)
         return is_damaged
-
-    def _find_damaged_frames(self, digest: PackId, number: int, extents: Extents) -> Iterator[int]:
-        if digest in self.broken:
-            # No frame of the pack can be read: -1 stands for all of them.
-            yield -1
-        elif digest in self.frames:
-            pages = mark_used_pages(extents, number, self.packs[digest].pages)
-            for frame in self.frames[digest]:
-                if pages[frame * FRAME_PAGES : (frame + 1) * FRAME_PAGES].any():
-                    yield frame
 
     def damages(self) -> Iterator[Damage]:
         """Yield all damage to packs, also what affects no checkpoint."""
@@ -175,14 +173,11 @@ def _check_pagemaps(contents: Contents) -> None:
             # A stored set is complete: it leaves no page to a parent.
             if not pagemap_entries.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
                 raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
-        elif file.kind == FILE and not _is_whole(file):
-            raise IntegrityError(f"the pages of {file.name} are not in order")
-
-
-def _is_whole(file: StoredFile) -> bool:
-    pages = -(-file.bytes // PAGE_SIZE)
-    wanted = np.array([[0, pages]] if pages else [], np.uint64).reshape(-1, 2)
-    return np.array_equal(_runs_of(file.extents), wanted)
+        elif file.kind == FILE:
+            pages = -(-file.bytes // PAGE_SIZE)
+            whole = np.array([[0, pages]] if pages else [], np.uint64).reshape(-1, 2)
+            if not np.array_equal(_runs_of(file.extents), whole):
+                raise IntegrityError(f"the pages of {file.name} are not in order")
 
 
 def _runs_of(extents: Extents) -> Numbers:

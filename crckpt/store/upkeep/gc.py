@@ -64,7 +64,11 @@ def _collect(backend: Backend, named: frozenset[str], jobs: frozenset[str], *, d
     there = find_packs(backend)
     packs = [name for name in there if _digest(name) not in named]
     kept = frozenset(map(_digest, there)) - frozenset(map(_digest, packs))
-    in_flight, leftovers = _find_in_flight(backend.scratch), _find_leftovers(backend, kept, jobs)
+    # What has no living owner, and is not used by a CRIU that has outlived its crckpt. Staging directories come before
+    # the links that lead to them.
+    dead = find_unused_transactions(backend.scratch)
+    in_flight = [*(path for transaction in dead for path in find_abandoned_staging(transaction)), *dead]
+    leftovers = _find_leftovers(backend, kept, jobs)
     freed = sum(map(disk_usage, in_flight)) + sum(map(backend.disk_usage, (*packs, *leftovers)))
     if not dry_run:
         # A power cut can undo the removal of a checkpoint that died before its sync: then its packs would be needed.
@@ -79,31 +83,20 @@ def _collect(backend: Backend, named: frozenset[str], jobs: frozenset[str], *, d
     return GarbageResult(tuple(map(_digest, packs)), shown, freed)
 
 
-def _find_in_flight(scratch: Path) -> list[Path]:
-    """Find what is in flight, has no living owner, and is not used by a CRIU that has outlived its crckpt."""
-    dead = find_unused_transactions(scratch)
-    # Staging directories come before the links that lead to them.
-    staging = (path for transaction in dead for path in find_abandoned_staging(transaction))
-    return [*staging, *dead]
-
-
 def _find_leftovers(backend: Backend, packs: frozenset[str], jobs: frozenset[str]) -> list[str]:
+    samples = (f"{SAMPLES}/{name}" for name in backend.names_in(SAMPLES))
     return [
         *backend.find_leftovers(),
         # Storing a checkpoint holds the lock too: these checkpoints are lost.
         *(f"{PENDING}/{name}" for name in backend.names_in(PENDING)),
         *(f"{FINGERPRINTS}/{name}" for name in backend.names_in(FINGERPRINTS) if name not in packs),
-        *(name for name in _find_samples(backend) if not _are_useful(backend, name, packs)),
+        *(name for name in samples if not _are_useful(backend, name, packs)),
         *(
             f"{CACHE}/{name}"
             for name in backend.names_in(CACHE)
             if name.startswith(JOB_DETAILS) and name.removeprefix(JOB_DETAILS) not in jobs
         ),
     ]
-
-
-def _find_samples(backend: Backend) -> list[str]:
-    return [f"{SAMPLES}/{name}" for name in backend.names_in(SAMPLES)]
 
 
 def _are_useful(backend: Backend, name: str, packs: frozenset[str]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -14,19 +16,21 @@ from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
 
+_Part = TypeVar("_Part")
+
 
 def reassemble(digest: PackId, copies: Sequence[Backend], into: Path) -> None:
     """Write the pack to `into`, a new file, durably, and verify it.
 
     Raises IntegrityError if no copy has its frame table, or one of the frames (it says what is wrong with the first
-    copy), OSError if the disk is full. Then there is no file.
+    copy, whose store the caller names), OSError if the disk is full. Then there is no file.
     """
-    pack = _open(digest, copies)
+    pack = _first(copies, lambda backend: open_pack(backend, digest))
     table = pack.table.tobytes()
     with created(into, "pack") as descriptor:
         write(descriptor, MAGIC, "pack")
         for frame in range(len(pack.table)):
-            write(descriptor, _whole_frame(pack, frame, copies), "pack")
+            write(descriptor, _first(copies, partial(_read_intact, pack, frame)), "pack")
         end = pack.size - FOOTER.size - len(table)
         write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
         sync(descriptor, "pack")
@@ -36,27 +40,19 @@ def reassemble(digest: PackId, copies: Sequence[Backend], into: Path) -> None:
             written.check(frame, written.read_stored(frame))
 
 
-def _open(digest: PackId, copies: Sequence[Backend]) -> Pack:
+def _first(copies: Sequence[Backend], read: Callable[[Backend], _Part]) -> _Part:
+    """Read something from the first copy in which it is intact."""
     errors: list[Exception] = []
     for backend in copies:
         try:
-            return open_pack(backend, digest)
+            return read(backend)
         except (IntegrityError, OSError) as error:
             errors.append(error)
-    # The first copy's: the caller names that store.
     raise IntegrityError(str(errors[0]))
 
 
-def _whole_frame(pack: Pack, frame: int, copies: Sequence[Backend]) -> memoryview:
-    """Read a frame from the first copy that has it."""
+def _read_intact(pack: Pack, frame: int, backend: Backend) -> memoryview:
     # The table holds for every copy: the digest names it.
-    errors: list[Exception] = []
-    for backend in copies:
-        try:
-            stored = replace(pack, backend=backend).read_stored(frame)
-            pack.check(frame, stored)
-        except (IntegrityError, OSError) as error:
-            errors.append(error)
-        else:
-            return stored
-    raise IntegrityError(str(errors[0]))
+    stored = replace(pack, backend=backend).read_stored(frame)
+    pack.check(frame, stored)
+    return stored

@@ -16,11 +16,11 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError, error_text
 from crckpt.host.disk.files import write_new
 from crckpt.model import CheckpointId, PackId
+from crckpt.store.damage import Damage
 from crckpt.store.format.manifest import MOST_BYTES, unseal
 from crckpt.store.layout import manifest_name, pack_name
 from crckpt.store.names import SHORT
 from crckpt.store.repository import Repository
-from crckpt.store.upkeep.damage import Damage
 from crckpt.store.upkeep.verify import VerifyResult, verify
 
 
@@ -64,11 +64,10 @@ def repair(
     # Shared: a repair removes nothing, and what it replaces is damaged for readers, too.
     with repository.shared(), unchanging, repository.transaction() as begun:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
-        repairer = _Repairer(repository, source, begun.path) if source is not None else None
+        repairer = _Repairer(repository, source, begun) if source is not None else None
         # Manifests first: without one it is unknown which packs its checkpoint needs.
-        manifests = (
-            tuple(filter(repairer.repair_manifest, _find_damaged_manifests(repository, wanted))) if repairer else ()
-        )
+        damaged = _find_damaged_manifests(repository, wanted) if repairer else ()
+        manifests = tuple(filter(repairer.repair_manifest, damaged)) if repairer else ()
         before = now = verify(repository, wanted, progress=progress)
         packs = dict.fromkeys(PackId(damage.name) for damage in before.damages if damage.kind == "pack")
         repaired = frozenset(filter(repairer.repair_pack, packs)) if repairer else frozenset()

@@ -8,11 +8,9 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
-from crckpt.store.forget_fingerprints import forget_fingerprints
+from crckpt.store.damage import Damage, forget_fingerprints, note_known_damage
 from crckpt.store.format.manifest import Checkpoint
-from crckpt.store.known_damage import note_known_damage
 from crckpt.store.repository import Repository
-from crckpt.store.upkeep.damage import Damage
 
 
 class VerifyResult(Struct, frozen=True):
@@ -44,7 +42,13 @@ def verify(
 
     with repository.shared():
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
-        checkpoints, damages = _manifests(repository, wanted)
+        checkpoints: list[Checkpoint] = []
+        damages: list[Damage] = []
+        for checkpoint_id in wanted:
+            try:
+                checkpoints.append(repository.get(checkpoint_id))
+            except (IntegrityError, StoreUnusable) as error:
+                damages.append(Damage("manifest", checkpoint_id, error.message, (checkpoint_id,)))
         packs = audit_packs(repository.backend, checkpoints, progress)
         for checkpoint in checkpoints:
             damages += audit_contents(repository.backend, checkpoint, packs)
@@ -58,14 +62,3 @@ def verify(
         found = VerifyResult(wanted, packs.count, packs.bytes, tuple(damages))
         note_known_damage(repository.backend, found.checkpoints, found.lost)
         return found
-
-
-def _manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> tuple[list[Checkpoint], list[Damage]]:
-    checkpoints: list[Checkpoint] = []
-    damages: list[Damage] = []
-    for checkpoint_id in ids:
-        try:
-            checkpoints.append(repository.get(checkpoint_id))
-        except (IntegrityError, StoreUnusable) as error:
-            damages.append(Damage("manifest", checkpoint_id, error.message, (checkpoint_id,)))
-    return checkpoints, damages

@@ -14,8 +14,7 @@ import zstandard
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes, Positions
-from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
-from crckpt.store.format.pack_writer import Frame
+from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE, Frame
 from crckpt.store.workers import wait_for_result
 
 # Frames that one thread compresses at one level. With single frames, threads wait more for each other.
@@ -83,7 +82,11 @@ class Frames:
 
     def _compress(self, memory: Bytes, filled: int) -> list[Frame]:
         pages = memory[:filled]
-        level = self._choose_level(pages) if self._level is None else self._level
+        level = self._level
+        if level is None:
+            sample = np.ascontiguousarray(pages[::_SAMPLE_EVERY]).reshape(-1).data
+            plain, dense = (len(self._compressor(level).compress(sample)) for level in (_PLAIN, _DENSE))
+            level = _DENSE if dense <= plain * _DENSE_PAYS else _PLAIN
         compressor = self._compressor(level)
         made = []
         for start in range(0, filled, FRAME_PAGES):
@@ -92,11 +95,6 @@ class Frames:
             made.append(Frame(stored, hashlib.sha256(stored).digest(), len(content)))
         self._spare.append(memory)
         return made
-
-    def _choose_level(self, pages: Bytes) -> int:
-        sample = np.ascontiguousarray(pages[::_SAMPLE_EVERY]).reshape(-1).data
-        plain, dense = (len(self._compressor(level).compress(sample)) for level in (_PLAIN, _DENSE))
-        return _DENSE if dense <= plain * _DENSE_PAYS else _PLAIN
 
     def _compressor(self, level: int) -> zstandard.ZstdCompressor:
         """Return the compressor of this thread and level: they must not be shared."""

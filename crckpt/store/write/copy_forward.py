@@ -82,7 +82,9 @@ def choose_pages(
     # A checkpoint with nothing new has no budget for copies.
     if not new or not live.any():
         return chosen
-    for pack in _smaller_half(live):
+    order = np.argsort(live, kind="stable")
+    packs = order[live[order] > 0].tolist()
+    for pack in packs[: len(packs) // 2] if len(packs) > MOST_PACKS else []:
         chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
     in_use = live.sum()
     needed = USED_BELOW * sizes[live > 0].sum()
@@ -102,13 +104,6 @@ def choose_pages(
         chosen[some] = True
         budget -= len(some)
     return chosen
-
-
-def _smaller_half(live: Positions) -> list[int]:
-    """Return the smaller half of the packs in use, if they are too many."""
-    order = np.argsort(live, kind="stable")
-    in_use: list[int] = order[live[order] > 0].tolist()
-    return in_use[: len(in_use) // 2] if len(in_use) > MOST_PACKS else []
 
 
 def _least_used(used: Mask, most: int) -> Positions:

@@ -1,12 +1,14 @@
-"""Examine the contents of pages: which are not all zero, and the fingerprints of those."""
+"""Read pages, and examine their contents: which are not all zero, and the fingerprints of those."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import MutableMapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -15,7 +17,8 @@ from crckpt.host.disk.checked_files import open_checked
 from crckpt.model import PAGE_SIZE
 from crckpt.store.fingerprints import compute_fingerprints
 from crckpt.store.format.extents import Bytes, Mask, Numbers, Positions
-from crckpt.store.write.imageset import BATCH_PAGES, read_into
+from crckpt.store.workers import wait_for_result
+from crckpt.store.write.imageset import BATCH_PAGES, Source, read_into
 
 # One of so many words of 8 bytes is tested first.
 _WORDS_APART: Final = 64
@@ -28,6 +31,10 @@ _LOOK_S: Final = 0.002
 
 # The batches of 4 GiB. What is known of these takes up to 25 MiB of memory.
 _MOST_BATCHES: Final = 512
+
+
+# One to work on, and one more for each of two threads.
+_BUFFERS: Final = 3
 
 
 class ExaminedPages(Struct, frozen=True):
@@ -64,7 +71,8 @@ def examine_growing_images(
     while not is_over.is_set() and len(found) < _MOST_BATCHES:
         # CRIU appends to one image at a time, and never changes what it has written.
         starts = ((path, reached.get(path.name, 0)) for path in images.glob("pages-*.img"))
-        path, start = next((some for some in starts if _has_batch(*some)), (None, 0))
+        whole = ((path, start) for path, start in starts if path.stat().st_size >= (start + BATCH_PAGES) * PAGE_SIZE)
+        path, start = next(whole, (None, 0))
         if path is None:
             is_over.wait(_LOOK_S)
             continue
@@ -91,5 +99,40 @@ def _examine_batch(path: Path, start: int, key: bytes, buffer: Bytes) -> Examine
     return examine_pages(buffer, key)
 
 
-def _has_batch(path: Path, start: int) -> bool:
-    return path.stat().st_size >= (start + BATCH_PAGES) * PAGE_SIZE
+FindExamined: TypeAlias = Callable[[str, int], ExaminedPages | None]
+"""From the name of an image, and the number of a page in it, to what is known of the batch that begins there."""
+
+
+class Batch(Struct, frozen=True):
+    """Consecutive pages of a source: their numbers, their contents, and what is known of these."""
+
+    source: Source
+    first: Numbers
+    pages: Bytes
+    examined: ExaminedPages
+
+
+def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor, find: FindExamined) -> Iterator[Batch]:
+    """Yield all pages of the sources, in order. What `find` finds is not examined again.
+
+    A batch's contents are valid until the next one: reused memory costs no page faults. Raises IntegrityError if files
+    shrink.
+    """
+    buffers = [np.empty((BATCH_PAGES, PAGE_SIZE), np.uint8) for _ in range(_BUFFERS)]
+    waiting: deque[Future[Batch]] = deque()
+    parts = ((source, start) for source in sources for start in range(0, source.pages, BATCH_PAGES))
+    for number, (source, start) in enumerate(parts):
+        pages = buffers[number % _BUFFERS][: source.pages - start]
+        waiting.append(pool.submit(_read_batch, source, start, pages, key, find))
+        if len(waiting) == _BUFFERS:
+            yield wait_for_result(waiting.popleft())
+    while waiting:
+        yield wait_for_result(waiting.popleft())
+
+
+def _read_batch(source: Source, start: int, pages: Bytes, key: bytes, find: FindExamined) -> Batch:
+    first = source.read(start, pages)
+    # While CRIU wrote, whole batches of a file were examined: only in such a source are they the same pages.
+    is_known = len(pages) == BATCH_PAGES and source.is_one_image
+    examined = find(source.name, start) if is_known else None
+    return Batch(source, first, pages, examined or examine_pages(pages, key))

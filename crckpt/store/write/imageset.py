@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.host.disk.checked_files import open_checked, read_checked
 from crckpt.images.pagemap import IN_PARENT, PARENT, PageMap, is_pagemap, read_pagemap, write_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import (
@@ -37,11 +38,15 @@ from crckpt.store.format.extents import (
 )
 from crckpt.store.format.index import DETAILS, FILE, PAGES
 from crckpt.store.names import IMAGE
-from crckpt.store.write.image_files import opened_image, read_image_file
 
 _NOTHING: Final = np.empty(0, EXTENT)
 # Stands for the number of a file. As with pages of zeros, the pages of the base have no position in a file.
 _IN_BASE: Final = ZERO
+
+# The largest size of an image that is read as a whole: `files.img` of more than a million files.
+_MOST: Final = 256 << 20
+# The same of a page map, then of 64 million entries, and of a deleted file, which has its content.
+_MOST_LARGE: Final = 1 << 30
 
 BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""
@@ -161,7 +166,11 @@ def find_sources(directory: Path, details: bytes, base: Path | None = None) -> t
         left = extents[in_base]
         left["pack"] = 0
         pages = Source(pagemap.pages_name, PAGES, size, own, tuple(chain.files), pagemap=name, left=left)
-        for source in (_map_source(directory, name, pagemap), pages):
+        if pagemap.with_flag(IN_PARENT).any():
+            described = bytes_source(name, FILE, write_pagemap(pagemap.join()))
+        else:
+            described = _file_source(directory, name, sizes[name])
+        for source in (described, pages):
             if source.name in found:
                 raise IntegrityError(f"{name}: {source.name} also belongs to another page map")
             found[source.name] = source
@@ -199,12 +208,6 @@ def _file_source(directory: Path, name: str, size: int) -> Source:
 
 def _whole_file(size: int) -> Extents:
     return np.array([(0, -(-size // PAGE_SIZE), 0, 0)] if size else [], EXTENT)
-
-
-def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
-    if not pagemap.with_flag(IN_PARENT).any():
-        return _file_source(directory, name, (directory / name).stat().st_size)
-    return bytes_source(name, FILE, write_pagemap(pagemap.join()))
 
 
 class _Chain(NamedTuple):
@@ -273,6 +276,24 @@ def _check_size(pages: Path, name: str, present: int) -> None:
     if size != present * PAGE_SIZE:
         what = f"holds {size} bytes" if is_there else "is missing"
         raise IntegrityError(f"{name} describes {present} pages, and {pages.name} {what}")
+
+
+@contextmanager
+def opened_image(path: Path) -> Iterator[int]:
+    """Open an image file, and yield its descriptor. Raises IntegrityError, OSError."""
+    # It must belong to root, to the user of this process, or to the owner of its directory: unpacking an archive gives
+    # both the same owner.
+    descriptor = open_checked(path, None, owner=path.parent.stat().st_uid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_image_file(path: Path) -> bytes:
+    """Read an image as a whole. Raises what `opened_image` raises, and IntegrityError if it is too large."""
+    is_large = is_pagemap(path.name) or path.name.startswith("ghost-file-")
+    return read_checked(path, _MOST_LARGE if is_large else _MOST, owner=path.parent.stat().st_uid)
 
 
 def read_into(descriptor: int, name: str, offset: int, into: memoryview) -> None:

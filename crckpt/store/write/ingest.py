@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, RunId, Statistics, Task
-from crckpt.store.backend.access import full_store_named
+from crckpt.store.backend.directory import full_store_named
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
 from crckpt.store.repository import BeforeWrite, Repository
@@ -83,9 +83,10 @@ def ingest(
     preparation = preparation or Preparation(repository)
     preparation.end()
     with full_store_named(repository.backend.location), repository.shared(), repository.transaction() as begun:
-        parent = _parent(repository, new)
+        series = repository.checkpoints(new.job) if new.parent is None else (repository.get(new.parent),)
+        parent = series[-1] if series else None
         target = PackOptions(
-            begun.path, compress, dedup, searches, copies, progress, lambda: _count_uses_of_others(repository, new.job)
+            begun, compress, dedup, searches, copies, progress, lambda: _count_uses_of_others(repository, new.job)
         )
         known = preparation.take_known(parent) if dedup and not searches else None
         found = preparation.find
@@ -95,17 +96,10 @@ def ingest(
         for written in packed.packs:
             cache_fingerprints(repository.backend, written)
         if packed.samples is not None:
-            packed.samples.add((written.digest for written in packed.packs), begun.path)
+            packed.samples.add((written.digest for written in packed.packs), begun)
         # Without the time for the manifest, which holds this number.
         draft = _draft(new, parent, packed, (time.monotonic() - began) * 1000)
         return repository.add_checkpoint(draft, at_least=at_least, before=before)
-
-
-def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:
-    if new.parent is not None:
-        return repository.get(new.parent)
-    series = repository.checkpoints(new.job)
-    return series[-1] if series else None
 
 
 def _count_uses_of_others(repository: Repository, job: JobName) -> dict[str, int]:
@@ -132,22 +126,18 @@ def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: PackedImages, 
         stopped=new.stopped,
         packs=packed.uses,
         index=packed.index,
-        statistics=_statistics(new, packed, commit_ms),
+        statistics=Statistics(
+            frozen_ms=new.frozen_ms,
+            dump_ms=new.dump_ms,
+            commit_ms=commit_ms,
+            raw_bytes=packed.raw,
+            new_bytes=(sum(written.pages for written in packed.packs) - packed.copied) * PAGE_SIZE,
+            stored_bytes=sum(written.size for written in packed.packs),
+            pages=packed.counts.pages,
+            zero_pages=packed.counts.zero,
+            shared_pages=packed.counts.shared,
+            copied_bytes=packed.copied * PAGE_SIZE,
+            inherited_pages=packed.counts.left,
+        ),
         config_digest=new.config_digest,
-    )
-
-
-def _statistics(new: NewCheckpoint, packed: PackedImages, commit_ms: float) -> Statistics:
-    return Statistics(
-        frozen_ms=new.frozen_ms,
-        dump_ms=new.dump_ms,
-        commit_ms=commit_ms,
-        raw_bytes=packed.raw,
-        new_bytes=(sum(written.pages for written in packed.packs) - packed.copied) * PAGE_SIZE,
-        stored_bytes=sum(written.size for written in packed.packs),
-        pages=packed.counts.pages,
-        zero_pages=packed.counts.zero,
-        shared_pages=packed.counts.shared,
-        copied_bytes=packed.copied * PAGE_SIZE,
-        inherited_pages=packed.counts.left,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 
@@ -47,14 +47,23 @@ class KnownPages:
         if parent is not None:
             self._contents = contents = Contents(backend, parent)
             # First: if the index is damaged, the fingerprints are removed, and the packs are read whole below.
-            files = _read_files(contents)
+            files: tuple[StoredFile, ...] = ()
+            with suppress(IntegrityError):
+                files = contents.index.files
             numbers = np.full(len(parent.packs), ZERO, np.uint32)
             for number in range(len(parent.packs)):
-                prints = self._load_pack(contents, number, backend, key)
-                if prints is not None:
-                    numbers[number] = len(self.packs) - 1
-                    self._prints.append(prints)
-            self._take_extents(files, numbers)
+                # A damaged pack is left out: nothing new depends on damage that was found.
+                with suppress(IntegrityError):
+                    pack = contents.pack(number)
+                    self._prints.append(load_fingerprints(backend, key, pack))
+                    numbers[number] = len(self.packs)
+                    self.packs.append(pack)
+            for file in files:
+                moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
+                stored = moved["pack"] != ZERO
+                # Pages in a damaged pack get the pack number ZERO here, and are left out below.
+                moved["pack"][stored] = numbers[moved["pack"][stored]]
+                self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]
             self._tried.update(use.digest for use in parent.packs)
         self.inherited = len(self.packs)
         self.starts: Positions = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
@@ -97,9 +106,7 @@ class KnownPages:
         for at in np.split(order, np.flatnonzero(ends) + 1):
             of, number = self.packs[int(pack[at[0]])], int(frame[at[0]])
             with self._contents.named():
-                content = np.frombuffer(of.unpack_frame(number, of.read_stored(number)), np.uint8).reshape(
-                    -1, PAGE_SIZE
-                )
+                content = np.frombuffer(of.read_frame(number), np.uint8).reshape(-1, PAGE_SIZE)
             yield at, content[page[at] % FRAME_PAGES]
 
     def find_by_fingerprint(self, prints: Numbers) -> Positions:
@@ -171,28 +178,3 @@ class KnownPages:
         self.starts = np.append(self.starts, self.starts[-1] + pack.pages)
         self._table.extend(prints)
         return True
-
-    def _load_pack(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
-        try:
-            pack = contents.pack(number)
-            # A damaged pack is left out: nothing new depends on damage that was found.
-            prints = load_fingerprints(backend, key, pack)
-        except IntegrityError:
-            return None
-        self.packs.append(pack)
-        return prints
-
-    def _take_extents(self, files: Iterable[StoredFile], numbers: npt.NDArray[np.uint32]) -> None:
-        for file in files:
-            moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
-            stored = moved["pack"] != ZERO
-            # Pages in a damaged pack get the pack number ZERO here, and are left out below.
-            moved["pack"][stored] = numbers[moved["pack"][stored]]
-            self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]
-
-
-def _read_files(contents: Contents) -> tuple[StoredFile, ...]:
-    """Return the files of the index; none if it is damaged."""
-    with suppress(IntegrityError):
-        return contents.index.files
-    return ()

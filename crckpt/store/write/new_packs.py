@@ -13,8 +13,7 @@ import numpy as np
 from crckpt.model import PAGE_SIZE
 from crckpt.store.fingerprints import write_fingerprints
 from crckpt.store.format.extents import Bytes, Numbers, Positions
-from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
-from crckpt.store.format.pack_writer import FinishedPack, Frame, PackWriter
+from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES, FinishedPack, Frame, PackWriter
 from crckpt.store.workers import Workers, wait_for_result
 from crckpt.store.write.compress import Frames
 
@@ -84,14 +83,15 @@ class NewPacks:
     def _finish(self, writer: PackWriter) -> None:
         prints = np.concatenate(self._prints)
         self._prints = [prints[writer.pages :]]
-        # In a thread of its own: the disk works while the next pack is compressed.
-        self._finished.append(self._syncer.submit(self._make_durable, writer, prints[: writer.pages]))
 
-    def _make_durable(self, writer: PackWriter, prints: Numbers) -> FinishedPack:
-        written = writer.finish()
-        writer.close()
-        write_fingerprints(self._key, written, prints)
-        return written
+        def make_durable() -> FinishedPack:
+            written = writer.finish()
+            writer.close()
+            write_fingerprints(self._key, written, prints[: writer.pages])
+            return written
+
+        # In a thread of its own: the disk works while the next pack is compressed.
+        self._finished.append(self._syncer.submit(make_durable))
 
 
 @contextmanager

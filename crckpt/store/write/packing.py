@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE, PackId
+from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import compute_fingerprints, read_key
 from crckpt.store.format.extents import (
@@ -37,17 +37,16 @@ from crckpt.store.format.extents import (
 )
 from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.format.pack import FRAME_PAGES
-from crckpt.store.format.pack_writer import FinishedPack
+from crckpt.store.format.pack import FRAME_PAGES, FinishedPack
 from crckpt.store.workers import workers
 from crckpt.store.write.compress import Frames
 from crckpt.store.write.copy_forward import choose_pages
+from crckpt.store.write.examine_pages import Batch, FindExamined, read_ahead
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.write.page_samples import PageSamples
-from crckpt.store.write.read_ahead import Batch, FindExamined, read_ahead
 
 # New packs are numbered from here on until all known packs are known: those come first.
 _PROVISIONAL: Final = 1 << 31
@@ -149,11 +148,9 @@ def pack_images(
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _packs_used(files)
-        content = encode_index(
-            Index(
-                tuple(replace(file, extents=renumber_packs(file.extents, _manifest_numbers(first))) for file in files)
-            )
-        )
+        numbers = _manifest_numbers(first)
+        numbered = (replace(file, extents=renumber_packs(file.extents, numbers)) for file in files)
+        content = encode_index(Index(tuple(numbered)))
         # Last, because it lists where all others lie.
         (index,) = packing.store((bytes_source("index", FILE, content),), pool)
         written = packs.finish()
@@ -210,10 +207,14 @@ class Packing:
             done += batch.pages.size
             progress(done)
         self._first_new = len(self._known.packs)
-        return [
-            StoredFile(source.name, source.kind, source.size, source.pagemap, self._join(parts[source.key]))
-            for source in sources
-        ]
+        files = []
+        for source in sources:
+            joined = concatenate_extents(parts[source.key])
+            # New packs get their numbers.
+            is_new = (joined["pack"] >= _PROVISIONAL) & (joined["pack"] != ZERO)
+            joined["pack"][is_new] -= np.uint32(_PROVISIONAL - self._first_new)
+            files.append(StoredFile(source.name, source.kind, source.size, source.pagemap, joined))
+        return files
 
     def copy(self, source: Source, file: StoredFile, left: Extents, chosen: Mask) -> StoredFile:
         """Store again the `chosen` known pages of a file and of what it left to the parent; return both as one.
@@ -227,13 +228,6 @@ class Packing:
         if len(rest):
             whole = join_extents(whole[np.argsort(whole["first"], kind="stable")])
         return replace(file, bytes=file.bytes + page_count(rest) * PAGE_SIZE, extents=whole)
-
-    def _join(self, parts: list[Extents]) -> Extents:
-        """Put extents together, and give new packs their numbers."""
-        joined = concatenate_extents(parts)
-        is_new = (joined["pack"] >= _PROVISIONAL) & (joined["pack"] != ZERO)
-        joined["pack"][is_new] -= np.uint32(_PROVISIONAL - self._first_new)
-        return joined
 
     def _store_again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
         """Store again the known pages that are `chosen`; `contents` gives them."""
@@ -330,10 +324,10 @@ def _pack_uses(
 ) -> tuple[PackUse, ...]:
     extents = np.concatenate([file.extents for file in files])
     packs = [*((pack.digest, pack.pages) for pack in known.packs), *((pack.digest, pack.pages) for pack in new)]
-    return tuple(_pack_use(number, *packs[number], extents) for number in order)
-
-
-def _pack_use(number: int, digest: PackId, total: int, extents: Extents) -> PackUse:
-    pages = mark_used_pages(extents, number, total)
-    frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
-    return PackUse(digest, int(frames.sum()), int(pages.sum()))
+    uses = []
+    for number in order:
+        digest, total = packs[number]
+        pages = mark_used_pages(extents, number, total)
+        frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
+        uses.append(PackUse(digest, int(frames.sum()), int(pages.sum())))
+    return tuple(uses)

@@ -64,7 +64,6 @@ class _Part(Struct, frozen=True):
 
     @property
     def packs(self) -> int:
-        """The number of packs."""
         return len(self.digests) // DIGEST
 
 
@@ -78,11 +77,15 @@ class PageSamples:
         """Map the samples under the store's `key`; take samples of packs that have none yet."""
         self._backend = backend
         self._key = key
-        self._key_id = _key_id(key)
+        # Names the key without revealing it: under another key, equal pages have other fingerprints.
+        self._key_id = hashlib.sha256(b"samples" + key).digest()[:KEY_ID]
         self._useless: list[str] = []
         self._parts = [part for name in backend.names_in(SAMPLES) if (part := self._map(f"{SAMPLES}/{name}"))]
         self._kept = frozenset(bytes.fromhex(name) for name in backend.names_in(FINGERPRINTS) if ID.fullmatch(name))
-        self._unsaved = self._catch_up()
+        # Packs that have no samples: of an older crckpt, or of one that was killed.
+        sampled = {digest for part in self._parts for digest in _split(part.digests)}
+        missing = (PackId(digest.hex()) for digest in sorted(self._kept - sampled))
+        self._unsaved = self._take_samples(islice(missing, _MOST_CAUGHT_UP), _MOST_CAUGHT_UP_BYTES)
         self._starts: Positions = np.cumsum([0, *(part.packs for part in self._all)], dtype=np.int64)
 
     def find(self, prints: Numbers) -> tuple[Positions, Positions]:
@@ -129,7 +132,10 @@ class PageSamples:
                     break
                 parts.append(part)
                 merged.append(part)
-            self._write(_merge(parts, self._kept), directory)
+            whole, path = _merge(parts, self._kept), directory / "samples"
+            content = encode_samples(self._key_id, bytes(whole.digests), whole.entries.tobytes())
+            write_new(path, content, "samples")
+            self._backend.put_derived(f"{SAMPLES}/{own_name()}", path, "samples")
             for name in (*(part.name for part in merged), *self._useless):
                 with suppress(OSError):
                     self._backend.remove(name, "samples")
@@ -151,12 +157,6 @@ class PageSamples:
         self._useless.append(name)
         return None
 
-    def _catch_up(self) -> _Part:
-        """Take samples of packs that have none: of an older crckpt, or of one that was killed."""
-        sampled = {digest for part in self._parts for digest in _split(part.digests)}
-        missing = (PackId(digest.hex()) for digest in sorted(self._kept - sampled))
-        return self._take_samples(islice(missing, _MOST_CAUGHT_UP), _MOST_CAUGHT_UP_BYTES)
-
     def _take_samples(self, digests: Iterable[PackId], most: float = float("inf")) -> _Part:
         """Take samples of packs until `most` bytes of fingerprints were read."""
         taken: list[bytes] = []
@@ -168,30 +168,15 @@ class PageSamples:
                 with suppress(OSError):
                     self._backend.remove(fingerprints_name(digest), "fingerprints")
                 continue
-            entries.append(_smallest(prints) | np.uint64(len(taken)))
+            high = prints[:, 1]
+            count = min(len(high), max(LEAST, len(high) // ONE_OF))
+            smallest: Numbers = np.partition(high, count - 1)[:count]
+            entries.append(smallest >> _PACK_BITS << _PACK_BITS | np.uint64(len(taken)))
             taken.append(bytes.fromhex(digest))
             read += len(prints) * SIZE
             if read >= most or len(taken) == MOST_PACKS:
                 break
         return _Part(b"".join(taken), np.sort(np.concatenate(entries)))
-
-    def _write(self, part: _Part, directory: Path) -> None:
-        path = directory / "samples"
-        write_new(path, encode_samples(self._key_id, bytes(part.digests), part.entries.tobytes()), "samples")
-        self._backend.put_derived(f"{SAMPLES}/{own_name()}", path, "samples")
-
-
-def _key_id(key: bytes) -> bytes:
-    """Name a key without revealing it: under another key, equal pages have other fingerprints."""
-    return hashlib.sha256(b"samples" + key).digest()[:KEY_ID]
-
-
-def _smallest(prints: Numbers) -> Numbers:
-    """Return the smallest fingerprints of a pack, as entries without a number."""
-    high = prints[:, 1]
-    count = min(len(high), max(LEAST, len(high) // ONE_OF))
-    smallest: Numbers = np.partition(high, count - 1)[:count]
-    return smallest >> _PACK_BITS << _PACK_BITS
 
 
 def _merge(parts: Sequence[_Part], kept: frozenset[bytes]) -> _Part:

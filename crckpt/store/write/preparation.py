@@ -45,22 +45,17 @@ class Preparation:
             if self._images is not None:
                 from crckpt.store.fingerprints import read_key
                 from crckpt.store.write.examine_pages import examine_growing_images
+                from crckpt.store.write.known_pages import KnownPages
 
-                self._load_parent()
+                with self._loading, suppress(CrckptError):
+                    if self._parent is not None and not self._is_over.is_set():
+                        parent = self._repository.get(self._parent)
+                        self._known = KnownPages(self._backend, read_key(self._backend), parent, None)
                 examine_growing_images(self._images, read_key(self._backend), self._is_over, self._examined)
 
     def load(self) -> None:
         """Import what `ingest` needs, numpy above all: that takes a tenth of a second. Raises ImportError."""
         import crckpt.store.write.packing  # noqa: F401
-
-    def _load_parent(self) -> None:
-        from crckpt.store.fingerprints import read_key
-        from crckpt.store.write.known_pages import KnownPages
-
-        with self._loading, suppress(CrckptError):
-            if self._parent is not None and not self._is_over.is_set():
-                parent = self._repository.get(self._parent)
-                self._known = KnownPages(self._backend, read_key(self._backend), parent, None)
 
     def take_known(self, parent: Checkpoint | None) -> KnownPages | None:
         """Take the pages of this parent, if they were loaded; wait for that if it has begun."""

@@ -21,7 +21,7 @@ from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.flock import turn_taken
 from crckpt.store.format.manifest import next_sequence
-from crckpt.store.lock import TIMEOUT_S
+from crckpt.store.repository import TIMEOUT_S
 
 NOW = datetime.now(UTC)
 IN_TWO_DAYS = NOW + timedelta(days=2)

@@ -73,9 +73,9 @@ def test_transaction_ends_with_its_block(tmp_path: Path) -> None:
 
     def fail() -> None:
         with repository.transaction() as begun:
-            (begun.path / "images").mkdir(mode=0o500)
-            assert list((repository.root / "tmp").iterdir()) == [begun.path]
-            assert begun.path.stat().st_mode & 0o777 == 0o700
+            (begun / "images").mkdir(mode=0o500)
+            assert list((repository.root / "tmp").iterdir()) == [begun]
+            assert begun.stat().st_mode & 0o777 == 0o700
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -88,7 +88,7 @@ def move(tmp_path: Path) -> Iterator[Move]:
     (tmp_path / "there").mkdir()
     source, destination = open_store(tmp_path), open_store(tmp_path / "there")
     with connected() as (here, there), destination.transaction() as begun:
-        yield Move(source, destination, here, there, Receiver(destination, begun.path))
+        yield Move(source, destination, here, there, Receiver(destination, begun))
 
 
 def test_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_damaged_pack_of_the_destination_is_replaced(move: Move, tmp_path: Path)
     for offset in (100, -30, -1000):
         flip(damaged, offset)
         with connected() as (here, there), move.destination.transaction() as begun:
-            again = Move(move.source, move.destination, here, there, Receiver(move.destination, begun.path))
+            again = Move(move.source, move.destination, here, there, Receiver(move.destination, begun))
             assert again.send(checkpoint) == damaged.stat().st_size
         assert verify(move.destination).damages == ()
 
@@ -342,7 +342,7 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     with mounted_disk(tmp_path / "small", "3m") as small:
         destination = open_store(small)
         with connected() as (here, there), destination.transaction() as begun:
-            move = Move(source, destination, here, there, Receiver(destination, begun.path))
+            move = Move(source, destination, here, there, Receiver(destination, begun))
             with pytest.raises(RemoteError, match="No space left on device"):
                 move.send(checkpoint)
             (error,) = move.errors
@@ -399,7 +399,7 @@ def test_gc_removes_packs_of_an_aborted_move(tmp_path: Path) -> None:
     source, destination = open_store(tmp_path), open_store(tmp_path / "there")
     checkpoint = store(source, tmp_path, ONE_PROCESS)
     with connected() as (here, there), destination.transaction() as begun:
-        Move(source, destination, here, there, Receiver(destination, begun.path)).send(checkpoint)
+        Move(source, destination, here, there, Receiver(destination, begun)).send(checkpoint)
         assert packs(destination)
     collect_garbage(destination)
     assert not packs(destination)

@@ -129,7 +129,7 @@ def read_answers(descriptor: int, has_asked: threading.Event) -> None:
 def serve(repository: Repository, connection: Connection) -> BaseException | None:
     """What a destination does, without a restore; returns the error that ends it."""
     with connection, repository.transaction() as begun:
-        receiver = Receiver(repository, begun.path)
+        receiver = Receiver(repository, begun)
         try:
             connection.send(HELLO)
             connection.receive(Hello)

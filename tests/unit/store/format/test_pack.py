@@ -11,8 +11,7 @@ import zstandard
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.local import LocalBackend
-from crckpt.store.format.pack import FOOTER, FRAME_PAGES, Pack, open_pack
-from crckpt.store.format.pack_writer import FinishedPack, Frame, PackWriter
+from crckpt.store.format.pack import FOOTER, FRAME_PAGES, FinishedPack, Frame, Pack, PackWriter, open_pack
 
 WHOLE, HALF = bytes(range(256)) * (FRAME_PAGES * PAGE_SIZE // 256), b"x" * (FRAME_PAGES // 2 * PAGE_SIZE)
 
@@ -45,7 +44,7 @@ def read(finished: FinishedPack) -> Pack:
 def test_pack_round_trips(finished: FinishedPack) -> None:
     pack = read(finished)
     assert (pack.pages, pack.size) == (finished.pages, finished.size) == (96, finished.path.stat().st_size)
-    assert [pack.unpack_frame(number, pack.read_stored(number)) for number in range(2)] == [WHOLE, HALF]
+    assert [pack.read_frame(number) for number in range(2)] == [WHOLE, HALF]
     memory = [memoryview(bytearray(len(WHOLE))) for _ in range(2)]
     pack.unpack_frames([0, 1], memory)
     assert (bytes(memory[0]), bytes(memory[1][: len(HALF)])) == (WHOLE, HALF)
@@ -63,7 +62,7 @@ def test_digest_is_that_of_the_table(finished: FinishedPack) -> None:
 def test_frame_with_other_bytes_is_refused(finished: FinishedPack) -> None:
     pack = read(finished)
     with pytest.raises(IntegrityError, match="frame 1: its SHA-256 does not match"):
-        pack.unpack_frame(1, pack.read_stored(0))
+        pack.check(1, pack.read_stored(0))
 
 
 def test_frame_with_a_false_size_is_refused(tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_frame_with_a_false_size_is_refused(tmp_path: Path) -> None:
     lying = frame(WHOLE)
     pack = read(written(tmp_path / "pack", Frame(lying.stored, lying.sha256, len(HALF))))
     with pytest.raises(IntegrityError, match=f"frame 0: it has {len(WHOLE)} bytes, not {len(HALF)}"):
-        pack.unpack_frame(0, pack.read_stored(0))
+        pack.read_frame(0)
 
 
 @pytest.mark.parametrize("left", [0, 5, FOOTER.size - 1, -1])

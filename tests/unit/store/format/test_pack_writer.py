@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from own_process import descriptors
 
-from crckpt.store.format.pack import MAGIC
-from crckpt.store.format.pack_writer import Frame, PackWriter
+from crckpt.store.format.pack import MAGIC, Frame, PackWriter
 
 
 def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:

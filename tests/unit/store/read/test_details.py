@@ -61,7 +61,7 @@ def stored(base: Path, **details: object) -> tuple[Repository, Checkpoint]:
     content = json.dumps(document).encode()
     checkpoint = store(repository, base, of_pages(1), described(details=content))
     with repository.transaction() as transaction:
-        cache_details(repository, checkpoint, content, transaction.path)
+        cache_details(repository, checkpoint, content, transaction)
     return repository, checkpoint
 
 

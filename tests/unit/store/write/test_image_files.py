@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.store.write.image_files import opened_image, read_image_file
+from crckpt.store.write.imageset import opened_image, read_image_file
 
 
 def test_whole_image_is_read(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> 
     assert [pack.pages for pack in opened] == [LIMIT, LIMIT, 5]
     for page, number, place in zip(pages, which.tolist(), places.tolist(), strict=True):
         frame, at = divmod(place, FRAME_PAGES)
-        content = opened[number].unpack_frame(frame, opened[number].read_stored(frame))
+        content = opened[number].read_frame(frame)
         assert content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] == page.tobytes()
 
 

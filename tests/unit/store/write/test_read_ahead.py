@@ -14,9 +14,8 @@ from series import start_program
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.workers import workers
-from crckpt.store.write.examine_pages import ExaminedPages, examine_pages
+from crckpt.store.write.examine_pages import ExaminedPages, examine_pages, read_ahead
 from crckpt.store.write.imageset import BATCH_PAGES, Source, bytes_source, find_sources
-from crckpt.store.write.read_ahead import read_ahead
 
 KEY = bytes(32)
 

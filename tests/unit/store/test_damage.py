@@ -7,7 +7,7 @@ from pathlib import Path
 from image_sets import described, of_pages, open_store, store
 
 from crckpt.model import PackId
-from crckpt.store.forget_fingerprints import forget_fingerprints
+from crckpt.store.damage import forget_fingerprints
 
 
 def test_only_named_fingerprints_are_removed(tmp_path: Path) -> None:
