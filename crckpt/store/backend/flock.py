@@ -15,7 +15,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
 from crckpt.host.disk.checked_files import open_checked
-from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
+from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, status_of, write
 from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.model import JobName, utc_datetime
 from crckpt.store import layout
@@ -161,7 +161,8 @@ def _acquire_restores(path: Path, job: JobName, timeout: float, alone: bool) -> 
             while not (is_held := _try_lock(descriptor, alone)) and path.exists() and time.monotonic() < deadline:
                 time.sleep(_RESTORE_RETRY_S)
             # The holder before has removed the file. Another process may already hold the lock of a new one.
-            if is_held and is_named(path) and os.path.samestat(os.fstat(descriptor), path.lstat()):
+            there = status_of(str(path), follow=False)
+            if is_held and there is not None and os.path.samestat(os.fstat(descriptor), there):
                 # Restoring must also work on a full disk: then the file names nobody.
                 with suppress(OSError):
                     resize(descriptor, 0, "restore-lock")

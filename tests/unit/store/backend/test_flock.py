@@ -1,5 +1,6 @@
 """One restore of a job at a time, by a lock with the job's name."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from image_sets import open_store
 from crckpt.errors import StoreLocked, UsageError
 from crckpt.model import JobName
 from crckpt.store import Repository
+from crckpt.store.backend.flock import holders
 
 JOB = JobName("job")
 
@@ -36,6 +38,24 @@ def test_last_holder_removes_the_lock_file(tmp_path: Path) -> None:
         with pytest.raises(StoreLocked), repository.restoring(JOB, 0):
             pass
     assert not list((repository.root / "locks").iterdir())
+
+
+def test_process_with_the_pid_of_an_ended_holder_is_not_named(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    with repository.restoring(JOB):
+        path = repository.root / "locks/restore-job"
+        holder = json.loads(path.read_bytes())
+        assert holder["pid"] == os.getpid()
+        path.write_text(json.dumps(holder | {"start": holder["start"] + 1}))
+        with pytest.raises(StoreLocked, match=r"another restore of job is in progress$"), repository.restoring(JOB, 0):
+            pass
+
+
+def test_restore_lock_is_neither_a_store_lock_nor_a_leftover(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    with repository.restoring(JOB):
+        assert holders(repository.root) == ()
+        assert repository.backend.find_leftovers() == []
 
 
 def test_lock_file_of_a_killed_process_blocks_nobody(tmp_path: Path) -> None:

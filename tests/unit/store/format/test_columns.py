@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crckpt.errors import IntegrityError
-from crckpt.store.format.columns import decode_columns, encode_columns
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
+from crckpt.store.format.index import decode_columns, encode_columns
 
 numbers = st.integers(0, (1 << 64) - 1) | st.integers(0, 300)
 rows = st.tuples(numbers, st.integers(1, (1 << 32) - 1), st.integers(0, 5) | st.just(ZERO) | st.just(ZERO - 1), numbers)
