@@ -61,21 +61,36 @@ def repair(
         )
     # So that gc removes no pack of the source in the meantime.
     unchanging = source.shared() if source is not None else nullcontext()
+    unrepaired: list[Unrepaired] = []
+
+    def try_to_repair(damage: Damage) -> bool:
+        """Replace what is damaged; return whether that was possible."""
+        if source is None:
+            return False
+        try:
+            if damage.kind == "manifest":
+                _repair_manifest(repository, source, CheckpointId(damage.name), directory)
+            else:
+                _repair_pack(repository, source, PackId(damage.name), directory)
+        except IntegrityError as error:
+            unrepaired.append(Unrepaired(damage.name, error.message))
+            return False
+        return True
+
     # Shared: a repair removes nothing, and what it replaces is damaged for readers, too.
-    with repository.shared(), unchanging, repository.transaction() as begun:
+    with repository.shared(), unchanging, repository.transaction() as directory:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
-        repairer = _Repairer(repository, source, begun) if source is not None else None
         # Manifests first: without one it is unknown which packs its checkpoint needs.
-        damaged = _find_damaged_manifests(repository, wanted) if repairer else ()
-        manifests = tuple(filter(repairer.repair_manifest, damaged)) if repairer else ()
+        damaged = _find_damaged_manifests(repository, wanted) if source is not None else ()
+        gone = list(filter(try_to_repair, damaged))
         before = now = verify(repository, wanted, progress=progress)
-        packs = dict.fromkeys(PackId(damage.name) for damage in before.damages if damage.kind == "pack")
-        repaired = frozenset(filter(repairer.repair_pack, packs)) if repairer else frozenset()
+        packs = {damage.name: damage for damage in before.damages if damage.kind == "pack"}
+        repaired = {name for name, damage in packs.items() if try_to_repair(damage)}
         if repaired:
             now = verify(repository, wanted, progress=progress)
-        gone = (*manifests, *(damage for damage in before.damages if damage.name in repaired))
-        unrepaired = tuple(repairer.unrepaired) if repairer else ()
-        return RepairResult(now, gone, unrepaired, tuple(found for found in wanted if found not in now.lost))
+        gone += (damage for damage in before.damages if damage.name in repaired)
+        restorable = tuple(found for found in wanted if found not in now.lost)
+        return RepairResult(now, tuple(gone), tuple(unrepaired), restorable)
 
 
 def _find_damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> Iterator[Damage]:
@@ -89,51 +104,32 @@ def _find_damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...
             continue
 
 
-class _Repairer:
-    """Replaces single files of a store by those of another."""
+def _repair_manifest(repository: Repository, source: Repository, checkpoint_id: CheckpointId, directory: Path) -> None:
+    """Replace the manifest of a checkpoint. Raises IntegrityError if that is impossible."""
+    location = source.backend.location
+    try:
+        content = source.backend.read(manifest_name(checkpoint_id), MOST_BYTES)
+        unseal(content, checkpoint_id)
+    except FileNotFoundError:
+        raise IntegrityError(f"{location} has no checkpoint {checkpoint_id[:SHORT]}") from None
+    except (CrckptError, OSError) as error:
+        raise IntegrityError(f"in {location}: {error_text(error)}") from error
+    beside = directory / f"{checkpoint_id}.json"
+    write_new(beside, content, "manifest")
+    repository.backend.put_files({manifest_name(checkpoint_id): beside}, "manifest")
 
-    def __init__(self, repository: Repository, source: Repository, directory: Path) -> None:
-        """`directory` lies in the scratch of the store that is repaired."""
-        self.unrepaired: list[Unrepaired] = []
-        self._repository = repository
-        self._source = source
-        self._directory = directory
 
-    def repair_manifest(self, damage: Damage) -> bool:
-        """Replace the manifest of a checkpoint; return whether that was possible."""
-        checkpoint_id = CheckpointId(damage.name)
-        try:
-            content = self._source.backend.read(manifest_name(checkpoint_id), MOST_BYTES)
-            unseal(content, checkpoint_id)
-        except FileNotFoundError:
-            return self._give_up(
-                checkpoint_id, f"{self._source.backend.location} has no checkpoint {checkpoint_id[:SHORT]}"
-            )
-        except (CrckptError, OSError) as error:
-            return self._give_up(checkpoint_id, f"in {self._source.backend.location}: {error_text(error)}")
-        beside = self._directory / f"{checkpoint_id}.json"
-        write_new(beside, content, "manifest")
-        try:
-            self._repository.backend.put_files({manifest_name(checkpoint_id): beside}, "manifest")
-        except IntegrityError as error:
-            return self._give_up(checkpoint_id, error.message)
-        return True
+def _repair_pack(repository: Repository, source: Repository, digest: PackId, directory: Path) -> None:
+    """Replace a pack. Raises IntegrityError if that is impossible."""
+    from crckpt.store.upkeep.reassembly import reassemble
 
-    def repair_pack(self, digest: PackId) -> bool:
-        """Replace a pack; return whether that was possible."""
-        from crckpt.store.upkeep.reassembly import reassemble
-
-        beside = self._directory / f"{digest}.pack"
-        if not self._source.backend.exists(pack_name(digest)):
-            return self._give_up(digest, f"{self._source.backend.location} has no pack {digest[:SHORT]}")
-        try:
-            reassemble(digest, (self._source.backend, self._repository.backend), beside)
-            self._repository.add_packs({digest: beside})
-        except IntegrityError as error:
-            # An OSError, like a full disk, ends the repair: it would meet every other pack, too.
-            return self._give_up(digest, f"in {self._source.backend.location}: {error.message}")
-        return True
-
-    def _give_up(self, name: str, why: str) -> bool:
-        self.unrepaired.append(Unrepaired(name, why))
-        return False
+    beside = directory / f"{digest}.pack"
+    location = source.backend.location
+    if not source.backend.exists(pack_name(digest)):
+        raise IntegrityError(f"{location} has no pack {digest[:SHORT]}")
+    try:
+        reassemble(digest, (source.backend, repository.backend), beside)
+        repository.add_packs({digest: beside})
+    except IntegrityError as error:
+        # An OSError, like a full disk, ends the repair: it would meet every other pack, too.
+        raise IntegrityError(f"in {location}: {error.message}") from error
