@@ -23,7 +23,6 @@ from crckpt.images.mm import read_dumpable
 from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import read_pstree
 from crckpt.images.regfile import GHOST, PROCESS, RegularFile, ghost_image, read_ghost, read_remaps
-from crckpt.images.files import read_signal_owners
 from crckpt.ops.dump.attributes import Answers
 
 _FIND: Final = "find the process of its user that did this, and end it"
