@@ -153,11 +153,10 @@ def run(arguments: Sequence[str]) -> int:
     except (CrckptError, Interrupted) as error:
         return _report(error)
     except _InvalidCommandLine as error:
-        message = error.format_message() if hasattr(error, "format_message") else str(error)
         # Rare, and it compiles patterns.
         from crckpt.cli.parser_errors import invalid_command_line
 
-        return _report(invalid_command_line(message, command if command in COMMANDS else ""))
+        return _report(invalid_command_line(error, command, COMMANDS))
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text
         discard(sys.stdout)
         return 0

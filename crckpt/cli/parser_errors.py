@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from difflib import SequenceMatcher
-from typing import Final
+from collections.abc import Collection, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any, Final
 
+from crckpt.cli.help import UNLISTED
 from crckpt.errors import UsageError
 
 # The parser's words: of typer 0.28 (`_click/exceptions.py`, `_click/types.py`), and of the click that typer 0.20 uses.
-_COMMAND: Final = re.compile(r"No such command '(?P<name>.+?)'\.(?: \(?Did you mean (?:one of: )?(?P<near>.+?)\?.*)?")
-_OPTION: Final = re.compile(
-    r"No such option:? '?(?P<name>[^\s']+?)'?\.?"
-    r"(?: \(?(?:Possible options|Did you mean)(?: one of)?:? (?P<near>.+?)\??\)?)?"
-)
 _EXTRA: Final = re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.+)\)")
 _OTHERS: Final = (
     (re.compile(r"Missing argument '(.+)'\."), r"\1 is missing"),
@@ -60,29 +56,31 @@ SYNONYMS: Final = {
 }
 
 
-def invalid_command_line(message: str, command: str) -> UsageError:
-    """Make the error for a complaint of the parser; `command` is empty if the command line names none."""
-    if found := _COMMAND.fullmatch(message):
-        name = found["name"]
-        near = [f"crckpt {near}" for near in ([SYNONYMS[name]] if name in SYNONYMS else _names(found["near"]))]
-        return UsageError(f"there is no command {name}", hint=_hint(near, "all commands: crckpt help"))
-    everything = f"all options: crckpt help {command}" if command else "options of a command come after it: crckpt help"
-    if found := _OPTION.fullmatch(message):
-        near = _closest(found["name"], _names(found["near"]))
-        return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))
+def invalid_command_line(error: Any, command: str, commands: Collection[str]) -> UsageError:
+    """Make the error for a complaint of the parser, of a class that typer does not name, about this command.
+
+    `commands` are all that there are.
+    """
+    if command and command not in commands:
+        listed = [name for name in commands if name not in UNLISTED]
+        names = [SYNONYMS[command]] if command in SYNONYMS else get_close_matches(command, listed)
+        near = [f"crckpt {name}" for name in names]
+        return UsageError(f"there is no command {command}", hint=_hint(near, "all commands: crckpt help"))
+    hint = f"crckpt help {command}".rstrip()
+    if hasattr(error, "possibilities"):
+        everything = f"all options: {hint}" if command else f"options of a command come after it: {hint}"
+        near = _closest(error.option_name, sorted(error.possibilities or ()))
+        return UsageError(f"there is no option {error.option_name}", hint=_hint(near, everything))
+    message = error.format_message()
     if found := _EXTRA.fullmatch(message):
         # $(pgrep NAME) may find several PIDs.
         one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
-        return UsageError(f"there are too many arguments: {found[1]}", hint=f"{one}crckpt help {command}".rstrip())
+        return UsageError(f"there are too many arguments: {found[1]}", hint=f"{one}{hint}")
     for pattern, words in _OTHERS:
         if found := pattern.fullmatch(message):
-            return UsageError(found.expand(words), hint=f"crckpt help {command}".rstrip())
+            return UsageError(found.expand(words), hint=hint)
     # Another release of typer may use other words: they are better than none.
-    return UsageError(message, hint=f"crckpt help {command}".rstrip())
-
-
-def _names(listed: str | None) -> list[str]:
-    return [name.strip(" '") for name in re.split(r",| or ", listed or "") if name.strip(" '")]
+    return UsageError(message, hint=hint)
 
 
 def _closest(option: str, near: Sequence[str]) -> list[str]:

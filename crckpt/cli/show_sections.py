@@ -26,7 +26,8 @@ def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
             yield from _or_none(text)
     if matches is not None:
         yield from ("\n", "strings\n")
-        yield from _or_none(map(_match, matches))
+        found_strings = (f"{it.pid} {it.comm}  {it.map}  {it.address:x}  {it.text}\n" for it in matches)
+        yield from _or_none(found_strings)
 
 
 def _or_none(found: Iterator[str]) -> Iterator[str]:
@@ -95,7 +96,3 @@ def _environment(rows: tuple[Environment, ...]) -> Iterator[str]:
     for row in rows:
         yield f"{row.pid} {row.comm}\n"
         yield from (f"  {variable}\n" for variable in row.variables)
-
-
-def _match(match: Match) -> str:
-    return f"{match.pid} {match.comm}  {match.map}  {match.address:x}  {match.text}\n"

@@ -42,6 +42,8 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     tree = read_tree(lambda image: read_image_file(directory / image), names)
     stats = directory / "stats-dump"
     measured = read_dump_stats(read_image_file(stats)) if stats.name in names else None
+    cores = (f"core-{thread.tid}.img" for process in tree.processes for thread in process.threads)
+    registers = (features_in_use(read_image_file(directory / core), core) for core in cores)
     new = NewCheckpoint(
         job=name,
         created=utc_datetime(inventory.stat().st_mtime),
@@ -50,7 +52,8 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
             machine.describe_host(_UNKNOWN, _UNKNOWN),
             hostname=_UNKNOWN,
             kernel=_UNKNOWN,
-            cpu_features=_features(directory, tree),
+            # The registers that were in use.
+            cpu_features=tuple(sorted(frozenset().union(*registers))),
         ),
         options=_options(tree, names),
         tree=tasks(tree),
@@ -73,13 +76,6 @@ def tasks(tree: ImageTree) -> tuple[Task, ...]:
         Task(process.pid, process.ppid, process.comm, tuple(thread.tid for thread in process.threads))
         for process in tree.processes
     )
-
-
-def _features(directory: Path, tree: ImageTree) -> tuple[str, ...]:
-    """The CPU features that the images show: the registers that were in use."""
-    names = (f"core-{thread.tid}.img" for process in tree.processes for thread in process.threads)
-    found = (features_in_use(read_image_file(directory / name), name) for name in names)
-    return tuple(sorted(frozenset().union(*found)))
 
 
 def _options(tree: ImageTree, names: frozenset[str]) -> DumpOptions:
