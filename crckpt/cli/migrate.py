@@ -138,7 +138,7 @@ def migrate(
     """
     options.require_root("to migrate a process")
     if everything:
-        refused = (("JOB", job), ("--move-ip", move_ip), ("--list", list_moves), ("--resume", resume))
+        refused = (("--move-ip", move_ip), ("--list", list_moves), ("--resume", resume))
         target, host = "", migrate_all.check_words(target, host, refused)
     elif at_once is not None:
         raise UsageError("--at-once needs --all", hint="for example: crckpt migrate --all root@node2 --at-once 4")

@@ -31,7 +31,7 @@ def check_words(target: str | None, host: str | None, refused: Iterable[tuple[st
     Raises UsageError.
     """
     for name, value in refused:
-        if value and name.startswith("--"):
+        if value:
             why = ": an address belongs to one program" if name == "--move-ip" else ""
             raise UsageError(f"--all cannot be combined with {name}{why}", hint=f"leave out {name}, or --all")
     if target is None or host is not None:
