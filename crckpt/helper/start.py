@@ -44,14 +44,7 @@ class StartedHelper(Channel):
 
 
 def start_helper(
-    kind: HelperKind,
-    *words: str,
-    keep: Sequence[int] = (),
-    taken: Collection[int] = (),
-    command: Sequence[str] = (),
-    within: Sequence[str] = (),
-    output: Path = _NOWHERE,
-    own_session: bool = True,
+    kind: HelperKind, *words: str, keep: Sequence[int] = (), taken: Collection[int] = (), command: Sequence[str] = ()
 ) -> StartedHelper:
     """Start a helper with these words. It inherits `keep`, and its PID is none of `taken`. Raises HostCannot.
 

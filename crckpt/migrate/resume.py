@@ -11,14 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import NOTHING_LEFT, CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
-from crckpt.migrate.destination.post_copy import wait_until_decided
-from crckpt.migrate.destination.recorded import end_unfinished_tree
+from crckpt.migrate.destination.recorded import end_unfinished_tree, wait_until_decided
 from crckpt.migrate.destination.restores import (
     claimed_addresses,
+    identify_built,
     make_addresses,
     make_restore_request,
     release_or_explain,
@@ -57,12 +57,7 @@ class ResumeResult(Struct, frozen=True):
 
 
 def resume(
-    move_id: MoveId,
-    context: Context,
-    connect: Connect,
-    *,
-    source_is_gone: bool = False,
-    same_process: bool = False,
+    move_id: MoveId, context: Context, connect: Connect, *, source_is_gone: bool = False, same_process: bool = False
 ) -> ResumeResult:
     """Finish the move. `source_is_gone`: the user says that the source will never run the tree again.
 
@@ -73,7 +68,12 @@ def resume(
     """
     repository = context.repository()
     repository.require_writable()
-    recorded = _find_move(repository, move_id)
+    recorded = next((move for move in read_all_moves(repository.backend)[0] if move.id == move_id), None)
+    if recorded is None:
+        raise NoSuchCheckpoint(
+            f"there is no move {move_id} in the store {repository.backend.location}",
+            hint="list moves: crckpt migrate --list",
+        )
     if not recorded.is_over and recorded.owner.is_alive and not same_process:
         raise PreflightRefused(
             f"crckpt (PID {recorded.owner.pid}) is still moving {recorded.job}",
@@ -88,16 +88,6 @@ def resume(
     return _resume_destination(move, repository, context, source_is_gone=source_is_gone)
 
 
-def _find_move(repository: Repository, move_id: MoveId) -> Move:
-    found = [move for move in read_all_moves(repository.backend)[0] if move.id == move_id]
-    if not found:
-        raise NoSuchCheckpoint(
-            f"there is no move {move_id} in the store {repository.backend.location}",
-            hint="list moves: crckpt migrate --list",
-        )
-    return found[0]
-
-
 def _wait_for_criu(move: Move, repository: Repository) -> Move:
     """Wait until CRIU has let the tree run or ended it, and judge the move."""
     wait_until_decided(move)
@@ -110,8 +100,7 @@ def _wait_for_criu(move: Move, repository: Repository) -> Move:
         now = end_unfinished_tree(repository, move)
     if now.state == "committing":
         raise MoveInDoubt(
-            f"CRIU still holds the tree of {move.job}",
-            hint=f"try again in a moment: crckpt migrate --resume {move.id}",
+            f"CRIU still holds the tree of {move.job}", hint=f"try again in a moment: crckpt migrate --resume {move.id}"
         )
     return now
 
@@ -120,11 +109,12 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
     if move.state == "done":
         return ResumeResult(move, runs_here=False)
     if move.state == "aborted" and move.is_settled:
-        return _describe_aborted(move)
+        return _describe(move, runs_here=not move.is_replaced)
     try:
         with connect(move) as (connection, hello):
             if move.state == "aborted":
-                return _describe_aborted(report_abort(repository, connection, hello, move))
+                move = report_abort(repository, connection, hello, move)
+                return _describe(move, runs_here=not move.is_replaced)
             source = SourceMove(take_over(move), repository, connection, hello)
             connection.send(messages.Resume(move.id))
             if connection.receive(messages.MoveState).state == "done":
@@ -139,12 +129,8 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
         raise make_in_doubt_error(move, error) from error
 
 
-def _describe_aborted(move: Move) -> ResumeResult:
-    return ResumeResult(move, runs_here=False) if move.is_replaced else _runs_here(move)
-
-
-def _runs_here(move: Move) -> ResumeResult:
-    return ResumeResult(move, runs_here=True, pid=move.root.pid if move.root is not None else None)
+def _describe(move: Move, *, runs_here: bool) -> ResumeResult:
+    return ResumeResult(move, runs_here, move.root.pid if runs_here and move.root is not None else None)
 
 
 def _hand_over_again(source: SourceMove) -> messages.Running:
@@ -167,7 +153,7 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
 
 def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:
     if move.state == "done":
-        return _runs_here(move)
+        return _describe(move, runs_here=True)
     if move.state == "aborted":
         # Left by a crckpt that was killed together with the guard of its addresses.
         if addresses := make_addresses(move):
@@ -188,24 +174,26 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
 def _restore_here(move: Move, repository: Repository, context: Context) -> ResumeResult:
     """Restore the tree, which runs nowhere, with its addresses."""
     with ExitStack() as stack:
-        guard = _claim(move, repository, stack)
+        guard: GuardedAddresses | None = None
+        assert move.checkpoint is not None
+        if addresses := make_addresses(move):
+            # Left by a crckpt that was killed together with its guard.
+            give_up(addresses, move.id)
+            guard = stack.enter_context(claimed_addresses(addresses, move.id, repository.get(move.checkpoint)))
 
         def let_run(root: int, criu: int) -> AfterCommit:
             nonlocal move
-            process = proc.read_process(root)
-            if process is None:
-                raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
-            live = proc.identify_live_root(process, criu)
+            live = identify_built(root, criu)
             move = store_move(repository.backend, replace(move, root=live))
             if guard is not None:
                 guard.expect(live)
-            return lambda: release(live)
 
-        def release(root: proc.LiveRoot) -> None:
-            if guard is not None:
-                release_or_explain(guard, root)
+            def release() -> None:
+                if guard is not None:
+                    release_or_explain(guard, live)
 
-        assert move.checkpoint is not None
+            return release
+
         if not repository.backend.exists(checkpoint_directory(move.checkpoint)):
             raise MoveInDoubt(
                 f"not all of the memory of {move.job} arrived before the connection was lost; its checkpoint is on "
@@ -218,14 +206,3 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
             guard.keep()
     move = store_move(repository.backend, advance(move, "done"))
     return ResumeResult(move, True, result.pid, result.holder.log if result.holder is not None else "")
-
-
-def _claim(move: Move, repository: Repository, stack: ExitStack) -> GuardedAddresses | None:
-    """Claim the addresses that move with the tree until the end of `stack`; None if there are none."""
-    addresses = make_addresses(move)
-    if not addresses:
-        return None
-    # Left by a crckpt that was killed together with its guard.
-    give_up(addresses, move.id)
-    assert move.checkpoint is not None
-    return stack.enter_context(claimed_addresses(addresses, move.id, repository.get(move.checkpoint)))

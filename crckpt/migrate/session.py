@@ -14,7 +14,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from crckpt import __version__
-from crckpt.causes import Finding, cause, preflight_refusal
+from crckpt.causes import cause
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
@@ -25,7 +26,7 @@ from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.preflight.answers import decode_answers
 from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import MoveQuestions, encode_questions
-from crckpt.migrate.preflight.report import Exchange, GateReport, judge_store_space, make_report, plan_sending
+from crckpt.migrate.preflight.report import GateReport, judge_store_space, make_report, plan_sending
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, MoveReport
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move
@@ -55,15 +56,23 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
     Raises what a dump raises, RemoteError, PreflightRefused (the tree keeps running here), MoveInDoubt.
     """
     with ExitStack() as stack:
-        target = stack.enter_context(examined(_dump_request(request), context))
+        asked = DumpRequest(
+            request.target,
+            job=request.job,
+            stop=True,
+            tcp=request.tcp,
+            preflight=request.preflight,
+            other_program=request.other_program,
+        )
+        target = stack.enter_context(examined(asked, context))
         root = target.observed.tree.root
         repository = stack.enter_context(_opened_store(context, is_check=request.check))
         connection, hello = stack.enter_context(_connected_for(request, context, repository))
         settle_moves(repository, connection, hello, request.host, target.job)
         with repository.transaction() as transaction:
-            gate = _Gate(request, target, connection, hello, transaction.name)
-            found = gate.pass_through(report)
-        risk = (_make_risk(target.job, request.host),) if request.options.lazy == "source" else ()
+            found = _pass_gate(request, target, connection, hello, transaction.name, report)
+        is_late = request.options.lazy == "source"
+        risk = (cause("lazy-risk").finding(job=target.job, host=request.host),) if is_late else ()
         if request.check:
             return MigrateResult(
                 target.job,
@@ -81,10 +90,6 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
         except MoveInDoubt as doubt:
             stack.close()
             return _finish(named, context, repository, doubt, report)
-
-
-def _make_risk(job: str, host: str) -> Finding:
-    return cause("lazy-risk").finding(job=job, host=host)
 
 
 def find_free_bytes(request: MigrateRequest, context: Context) -> int:
@@ -111,12 +116,7 @@ def _finish(
     except Interrupted:
         raise doubt from None
     return MigrateResult(
-        found.move.job,
-        request.host,
-        move.id,
-        found.pid,
-        found.move.checkpoint,
-        terminal_log=found.terminal_log,
+        found.move.job, request.host, move.id, found.pid, found.move.checkpoint, terminal_log=found.terminal_log
     )
 
 
@@ -137,49 +137,42 @@ def _resume_soon(move_id: MoveId, context: Context, doubt: MoveInDoubt) -> Resum
         time.sleep(_BETWEEN_TRIES_S)
 
 
-class _Gate:
-    """The checks of both hosts before a move. `transaction`: the name of one in our store."""
+def _pass_gate(
+    request: MigrateRequest,
+    target: DumpTarget,
+    connection: Connection,
+    hello: messages.Hello,
+    transaction: str,
+    report: MoveReport,
+) -> GateReport:
+    """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it.
 
-    def __init__(
-        self,
-        request: MigrateRequest,
-        target: DumpTarget,
-        connection: Connection,
-        hello: messages.Hello,
-        transaction: str,
-    ) -> None:
-        self._request, self._target, self._connection, self._hello = request, target, connection, hello
-        self._transaction = transaction
+    `transaction`: the name of one in our store.
+    """
 
-    def pass_through(self, report: MoveReport) -> GateReport:
-        """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
-        request = self._request
-        refused = check_source(list_source_addresses(request.options.addresses))
-        if refused:
-            raise preflight_refusal(refused)
-        questions, found = self._ask()
-        if request.send_files and found.lacking:
-            files = plan_sending(questions, found)
-            if request.check:
-                # Nothing else prevents the move, and these files would be sent.
-                return replace(found, blockers=(), lacking=files)
-            send_files(self._connection, files, report.sending)
-            _, found = self._ask()
-        found.check(preflight=request.preflight)
-        return found
-
-    def _ask(self) -> tuple[MoveQuestions, GateReport]:
-        request, target = self._request, self._target
-        questions = ask(target, request.options, sends_files=request.send_files, transaction=self._transaction)
+    def ask_there() -> tuple[MoveQuestions, GateReport]:
+        questions = ask(target, request.options, sends_files=request.send_files, transaction=transaction)
         sent = time.time()
-        self._connection.send(messages.Questions(encode_questions(questions)))
-        answers = decode_answers(self._connection.receive(messages.Answers).content)
-        found = make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
-        if self._hello.version != __version__:
-            other = cause("other-version").finding(theirs=self._hello.version, ours=__version__)
-            other = other.word_for("there", peer=request.host)
-            found = replace(found, blockers=(other, *found.blockers))
+        connection.send(messages.Questions(encode_questions(questions)))
+        answers = decode_answers(connection.receive(messages.Answers).content)
+        found = make_report(target, questions, answers, (sent, time.time()), request.host)
+        if hello.version != __version__:
+            other = cause("other-version").finding(theirs=hello.version, ours=__version__)
+            found = replace(found, blockers=(other.word_for("there", peer=request.host), *found.blockers))
         return questions, judge_store_space(found, target, answers, request.host)
+
+    if refused := check_source(list_source_addresses(request.options.addresses)):
+        raise preflight_refusal(refused)
+    questions, found = ask_there()
+    if request.send_files and found.lacking:
+        files = plan_sending(questions, found)
+        if request.check:
+            # Nothing else prevents the move, and these files would be sent.
+            return replace(found, blockers=(), lacking=files)
+        send_files(connection, files, report.sending)
+        _, found = ask_there()
+    found.check(preflight=request.preflight)
+    return found
 
 
 def resume(
@@ -215,22 +208,15 @@ def serve(context: Context) -> None:
     os.dup2(2, 1)
     with Connection(incoming, outgoing, "the source") as connection, ExitStack() as stack:
         hello = connection.receive(messages.Hello)
-        with _failure_sent(connection, context):
+        try:
             repository = stack.enter_context(_opened_store(context, is_check=hello.is_check))
             connection.send(_make_hello(context, repository))
             destination = Destination(context, repository, connection, hello)
+        except (CrckptError, OSError) as error:
+            failure = to_crckpt_error(error, HostCannot, f"the store {context.store}")
+            connection.send(messages.make_failed(failure))
+            raise failure from error
         destination.serve()
-
-
-@contextmanager
-def _failure_sent(connection: Connection, context: Context) -> Iterator[None]:
-    """If the block cannot use the store, say so to the other side, too."""
-    try:
-        yield
-    except (CrckptError, OSError) as error:
-        failure = to_crckpt_error(error, HostCannot, f"the store {context.store}")
-        connection.send(messages.make_failed(failure))
-        raise failure from error
 
 
 @contextmanager
@@ -308,15 +294,4 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         highest_sequence=repository.highest_sequence(),
         store=f"{repository.id} {machine.read_machine_id()}",
         free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
-    )
-
-
-def _dump_request(request: MigrateRequest) -> DumpRequest:
-    return DumpRequest(
-        target=request.target,
-        job=request.job,
-        stop=True,
-        tcp=request.tcp,
-        preflight=request.preflight,
-        other_program=request.other_program,
     )

@@ -12,7 +12,7 @@ from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.bandwidth import Bandwidth
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import MESSAGE, make_frame
-from crckpt.migrate.wire.messages import AnyMessage, Hello, PackMessage
+from crckpt.migrate.wire.messages import Hello, MoveMessage, PackMessage
 
 HELLO = Hello(1, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
 MOVE = "0123456789abcdef"
@@ -81,7 +81,7 @@ def frame(kind: int, payload: bytes = b"", channel: int = 0) -> bytes:
     return header + bytes(content)
 
 
-def message_frame(message: AnyMessage) -> bytes:
+def message_frame(message: MoveMessage) -> bytes:
     """A small message as it is sent."""
     return frame(MESSAGE, messages.encode(message))
 

@@ -17,7 +17,7 @@ from crckpt.host.program.program import read_program
 from crckpt.migrate.preflight.answers import MoveAnswers, answer, decode_answers
 from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import MoveQuestions, decode_questions, encode_questions
-from crckpt.migrate.preflight.report import Exchange, GateReport, make_report
+from crckpt.migrate.preflight.report import GateReport, make_report
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
@@ -56,7 +56,7 @@ def answer_in(words: tuple[str, ...], questions: MoveQuestions, store: Path) -> 
 def report(target: DumpTarget, questions: MoveQuestions, answers: MoveAnswers, ahead: float = 0.0) -> GateReport:
     """The report of the source, whose clock the other one is so many seconds `ahead` of."""
     now = time.time() - ahead
-    return make_report(target, questions, answers, Exchange(now - (answers.sent - answers.received), now), HOST)
+    return make_report(target, questions, answers, (now - (answers.sent - answers.received), now), HOST)
 
 
 def keys(answers: MoveAnswers) -> list[str]:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
+from msgspec import Struct
+
 from crckpt.errors import CrckptError, HostCannot
-from crckpt.helper.address_guard.protocol import GuardAnswer, GuardRequest
 from crckpt.helper.kinds import ADDRESS_GUARD
 from crckpt.helper.start import StartedHelper, start_helper
 from crckpt.host.network.address import HostAddress
@@ -15,6 +16,25 @@ from crckpt.host.network.claim import give_up, table_name
 from crckpt.host.proc import LiveRoot
 from crckpt.host.steps import step
 from crckpt.model import MoveId
+
+
+class GuardRequest(Struct, frozen=True):
+    """Perform one of the steps of `claim`; or `keep` the addresses: the guard then ends.
+
+    `expect` the tree with this `root` to use the addresses: CRIU holds it, and lets it run, or ends it.
+    """
+
+    do: Literal["claim", "expect", "release", "keep"]
+    root: LiveRoot | None = None
+
+
+class GuardAnswer(Struct, frozen=True):
+    """The step is done, or why it `failed`. `warning`: what did not work, but does not matter to the step."""
+
+    failed: str = ""
+    hint: str = ""
+    warning: str = ""
+
 
 _STEP_S: Final = 30.0
 _SHORT_STEP_S: Final = 1.0

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import HostCannot, error_text
-from crckpt.helper.address_guard.protocol import GuardAnswer, GuardRequest
+from crckpt.helper.address_guard.client import GuardAnswer, GuardRequest
 from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, open_control
 from crckpt.helper.kinds import ADDRESS_GUARD
 from crckpt.host.network.address import HostAddress, parse_address

@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot, error_text
-from crckpt.helper.calls.remote_calls import (
-    LOCKED_AT_ONCE,
-    LOCKED_NOT,
-    LOCKED_WHEN_USED,
-    Order,
-    OrderResult,
-    Orders,
-)
+from crckpt.helper.calls.remote_calls import LOCKED_AT_ONCE, LOCKED_NOT, LOCKED_WHEN_USED, Order, OrderResult, Orders
 from crckpt.helper.channel import HelperEnded, open_control
 from crckpt.helper.kinds import REMOTE_CALLER
 from crckpt.host.attributes import tasks

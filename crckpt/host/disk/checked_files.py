@@ -11,7 +11,8 @@ import errno
 import hashlib
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -70,15 +71,21 @@ def open_regular(path: str | Path) -> tuple[int | None, int]:
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), mode
 
 
+@contextmanager
+def regular_opened(path: str | Path) -> Iterator[int | None]:
+    """As `open_regular`, for the block: yields the descriptor, or None."""
+    descriptor, _ = open_regular(path)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def read_head(path: str | Path) -> bytes:
     """Read the first bytes, at most 512, of a regular file, following links; none if it cannot be read."""
-    with suppress(OSError):
-        descriptor, _ = open_regular(path)
-        if descriptor is not None:
-            try:
-                return os.pread(descriptor, _HEAD, 0)
-            finally:
-                os.close(descriptor)
+    with suppress(OSError), regular_opened(path) as descriptor:
+        return os.pread(descriptor, _HEAD, 0) if descriptor is not None else b""
     return b""
 
 

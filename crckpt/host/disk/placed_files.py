@@ -12,9 +12,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Self
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from crckpt.errors import PreflightRefused
 from crckpt.host.disk.files import own_name, sync, write
@@ -27,12 +27,15 @@ _FORBIDDEN: Final = ("proc", "sys", "dev")
 _NO_UNNAMED: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 
 
-class Ownership(Struct, frozen=True):
-    """The permissions and the owner of a file or directory."""
+_Number = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
-    mode: int
-    uid: int
-    gid: int
+
+class Ownership(Struct, frozen=True):
+    """The permissions and the owner of a file or directory. Other hosts send them, too."""
+
+    mode: _Number
+    uid: _Number
+    gid: _Number
 
     def give(self, descriptor: int) -> None:
         """Give them to an open file."""
@@ -42,15 +45,21 @@ class Ownership(Struct, frozen=True):
 
 
 class Placement:
-    """New files and directories, which `undo` removes again. Close it at the end."""
+    """New files and directories, for a block: if that fails, they are removed again."""
 
     def __init__(self) -> None:
         self._made: list[tuple[int, str, tuple[int, int]]] = []
         self._temporary: list[tuple[int, str]] = []
         self._open: list[int] = []
 
-    def close(self) -> None:
-        """Close all descriptors."""
+    def __enter__(self) -> Self:
+        """Place nothing yet."""
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
+        """Undo it after an error, and close all descriptors."""
+        if error is not None:
+            self.undo()
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()

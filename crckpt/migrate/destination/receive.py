@@ -11,44 +11,37 @@ from msgspec.structs import replace
 
 from crckpt.causes import Refusal, cause
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import (
-    NOTHING_LEFT,
-    CrckptError,
-    HostCannot,
-    IntegrityError,
-    MoveInDoubt,
-    PreflightRefused,
-    RestoreFailed,
-)
+from crckpt.errors import CrckptError, HostCannot, IntegrityError, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.helper.scope import leave_session
 from crckpt.host import proc
 from crckpt.host.network.packets import deliver
 from crckpt.host.steps import step
 from crckpt.host.syscalls.userfaultfd import find_refusal
-from crckpt.migrate.addresses import (
-    GuardedAddresses,
-    check_destination,
-    give_up,
-    list_destination_addresses,
+from crckpt.migrate.addresses import GuardedAddresses, check_destination, give_up, list_destination_addresses
+from crckpt.migrate.destination.recorded import (
+    end_unfinished_tree,
+    explain_loss,
+    read_state,
+    refuse_busy,
+    wait_until_decided,
 )
-from crckpt.migrate.destination.lost_source import explain_loss
-from crckpt.migrate.destination.post_copy import PostCopy, wait_until_decided
-from crckpt.migrate.destination.recorded import end_unfinished_tree, read_state, refuse_busy
 from crckpt.migrate.destination.restores import (
     claimed_addresses,
+    identify_built,
     make_addresses,
     make_restore_request,
     release_or_explain,
 )
-from crckpt.migrate.destination.ssh_session import SshSession
-from crckpt.migrate.preflight.answers import answer, compare, encode_answers
+from crckpt.migrate.preflight.answers import answer, compare
 from crckpt.migrate.preflight.questions import decode_files, decode_questions
+from crckpt.migrate.transfer.late_packs import SourcePacks
 from crckpt.migrate.transfer.receive_packs import Receiver
 from crckpt.migrate.transfer.send_files import receive_files
 from crckpt.migrate.transfer.send_tails import receive_tails
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.connection_errors import AbortReceived, ConnectionLost
-from crckpt.model import MoveId
+from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.lazy.client import Filler, started_filler
@@ -56,21 +49,20 @@ from crckpt.ops.lazy.plan import choose_hot_packs
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.format.manifest import unseal
+from crckpt.store.late_backend import Fetch
 from crckpt.store.layout import manifest_name
 from crckpt.store.move_states import State
-from crckpt.store.moves import (
-    Move,
-    advance,
-    begin_move,
-    read_move,
-    store_move,
-    take_over,
-)
+from crckpt.store.moves import Move, advance, begin_move, read_move, store_move, take_over
 from crckpt.store.read.contents import contents_of
 from crckpt.store.read.unpacked_frames import UnpackedFrames
 from crckpt.store.transaction import end_unfinished_restores
 
 _MOST_RESTORES: Final = 3
+_ANSWERED: Final = (
+    *(messages.Questions, messages.Files, messages.Tails, messages.Compare, messages.Offer),
+    *(messages.CheckRestore, messages.Prepare, messages.Resume, messages.Abort),
+)
 
 
 class Destination:
@@ -91,13 +83,15 @@ class Destination:
         self._release_warning = ""
         self._released_at = 0.0
         self._late_packets: tuple[bytes, ...] = ()
-        self._session = SshSession(hello.hostname)
+        # The session of ssh in which we run, if we cannot leave it; None: that was not tried yet.
+        self._kept_session: str | None = None
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
         self._unpacked: UnpackedFrames | None = None
         self._filler: Filler | None = None
-        self._post_copy: PostCopy | None = None
+        # Post-copy: the tree runs before its packs are in the store here, and depends on the connection until they are.
+        self._late_packs: SourcePacks | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
@@ -110,26 +104,17 @@ class Destination:
             while True:
                 self._serve_next()
         except ConnectionLost as error:
-            move = self._move
-            if move is not None and not move.is_over:
-                self._end_without_source(move, error)
+            if self._move is not None and self._move.state == "receiving":
+                self._give_up(error.message)
+            elif self._move is not None and not self._move.is_over:
+                raise explain_loss(self._move, error, is_late=self._store is not self._repository) from error
         finally:
             self._drop_unpacked()
             self._claimed.close()
             self._transaction.close()
 
     def _serve_next(self) -> None:
-        message = self._connection.receive(
-            messages.Questions,
-            messages.Files,
-            messages.Tails,
-            messages.Compare,
-            messages.Offer,
-            messages.CheckRestore,
-            messages.Prepare,
-            messages.Resume,
-            messages.Abort,
-        )
+        message = self._connection.receive(*_ANSWERED)
         try:
             self._answer(message)
         except (ConnectionLost, MoveInDoubt):
@@ -158,7 +143,10 @@ class Destination:
             case messages.Prepare():
                 self._build(message)
             case messages.Resume():
-                self._connection.send(self._read_state(message))
+                state, move = read_state(self._repository, message, self._source)
+                # An Abort is of that move then.
+                self._move = move or self._move
+                self._connection.send(state)
             case messages.Abort():
                 self._give_up(message.why)
                 self._connection.send(messages.Aborted())
@@ -176,13 +164,9 @@ class Destination:
         # The helper reads the store itself.
         self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
         refused = check_destination(list_destination_addresses(questions.moved_addresses))
-        late = find_refusal() if questions.lazy else ""
-        blockers = (
-            *answers.blockers,
-            *refused,
-            *((cause("lazy-refused").finding(why=late),) if late else ()),
-        )
-        return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
+        if questions.lazy and (why := find_refusal()):
+            refused = (*refused, cause("lazy-refused").finding(why=why))
+        return messages.Answers(messages.encode(replace(answers, blockers=(*answers.blockers, *refused))))
 
     def _claim(self, move_id: MoveId, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
         """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices.
@@ -200,11 +184,10 @@ class Destination:
 
     def _check_restore(self, message: messages.CheckRestore) -> messages.Verdict:
         if message.options.lazy == "source":
-            self._post_copy = self._post_copy or PostCopy(self._connection, self._repository)
-            store, checkpoint = self._post_copy.open(message)
+            store, checkpoint, _ = self._open_late(message)
         else:
             store, checkpoint = self._repository, self._receiver.check_checkpoint(message.manifest, message.checkpoint)
-        self._session.leave(checkpoint.job)
+        self._leave_session(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
         if message.options.lazy and self._filler is None:
             taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
@@ -227,69 +210,80 @@ class Destination:
         if unpacked is not None:
             unpacked.stop()
 
-    def _read_state(self, message: messages.Resume) -> messages.MoveState:
-        """Answer what the record of a move says. An Abort is of that move then."""
-        state, move = read_state(self._repository, message, self._source)
-        self._move = move or self._move
-        return state
+    def _leave_session(self, job: JobName) -> None:
+        """Leave the session of ssh, if that was not tried yet: systemd may end it with all that is in it."""
+        if self._kept_session is None:
+            self._kept_session = leave_session(f"crckpt-{job}", f"{job}, which crckpt moved from {self._source}")
+
+    def _open_late(self, message: messages.CheckRestore | messages.Prepare) -> tuple[Repository, Checkpoint, Fetch]:
+        """Open the store as if it had the checkpoint of a message; its packs are read at the source. For post-copy."""
+        if self._late_packs is None:
+            self._late_packs = SourcePacks(self._connection)
+        checkpoint, fetch = unseal(message.manifest, message.checkpoint), self._late_packs.fetch
+        return self._repository.with_late_packs(checkpoint, message.manifest, fetch), checkpoint, fetch
 
     # The hand-over
 
     def _build(self, message: messages.Prepare) -> None:
-        """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
+        """Store the checkpoint, build its tree, hold it until the source's own has ended, and let it run."""
         self._begin(message)
-        self._session.leave(message.job)
-        late = self._post_copy if message.options.lazy == "source" else None
-        if late is not None:
-            self._store, checkpoint = late.open(message)
-            late.serve(self._filler, message)
+        self._leave_session(message.job)
+        filler, is_late = self._filler, message.options.lazy == "source"
+        if is_late:
+            self._store, checkpoint, fetch = self._open_late(message)
+            if filler is not None:
+                filler.serve(message.manifest, fetch)
         else:
             self._store = self._repository
             checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
-            if self._filler is not None:
-                self._filler.hot = choose_hot_packs(checkpoint, self._receiver.newest)
+            if filler is not None:
+                filler.hot = choose_hot_packs(checkpoint, self._receiver.newest)
         if checkpoint.job != message.job:
             # The record of its own job may forbid a restore.
             raise IntegrityError(f"the checkpoint {checkpoint.short_id} is of {checkpoint.job}, not of {message.job}")
         self._claim(message.move, message.options, checkpoint)
-        filler = self._filler
-        try:
-            result = self._restore(message)
-        except AbortReceived:
-            raise
-        except (CrckptError, OSError) as error:
-            result = self._restore_again(message, error)
+        result = self._restore_until_it_runs(message)
         deliver(self._late_packets, list_destination_addresses(message.options.addresses))
         left = self._guard.keep() if self._guard is not None else ""
-        if late is None:
+        if not is_late:
             self._advance("done")
-        failed = tuple(cause("address-left").finding(what=what) for what in (self._release_warning, left) if what)
-        warnings = (*result.verdict.warnings, *failed, *self._session.warnings)
+        failed = [cause("address-left").finding(what=what) for what in (self._release_warning, left) if what]
+        if self._kept_session:
+            failed.append(cause("session-kept").finding(group=self._kept_session))
+        warnings = (*result.verdict.warnings, *failed)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
         ran_for_ms = (time.monotonic() - self._released_at) * 1000
         self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log, ran_for_ms))
         self._drop_unpacked()
-        if late is not None:
-            self._complete(late, message)
+        if is_late:
+            self._complete(filler, message)
         elif filler is not None:
             filler.close()
         wait_until_decided(self._move)  # the helper needs the processors first
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
 
-    def _complete(self, late: PostCopy, message: messages.Prepare) -> None:
-        """Complete the checkpoint, and the memory of the tree that runs. If that fails, the tree has ended."""
-        assert self._move is not None
+    def _complete(self, filler: Filler | None, message: messages.Prepare) -> None:
+        """Receive the packs of a tree that runs, store its checkpoint, and wait until its memory is complete.
+
+        If that fails, the tree has ended, and the record stays `committed`: the source, whose record is `ended`, hands
+        its checkpoint over again.
+        """
         try:
-            late.finish(self._receiver, message)
+            self._receiver.answer_offer(self._connection, self._connection.receive(messages.Offer))
+            self._receiver.store_checkpoint(message.manifest, message.checkpoint)
+            if filler is not None:
+                filler.wait_until_filled()
         except (CrckptError, OSError):
-            late.end_tree(self._move)
+            if filler is not None:
+                filler.close()
+            wait_until_decided(self._move)
             raise
         self._advance("done")
         self._connection.send(messages.Complete())
 
-    def _begin(self, message: messages.Prepare) -> Move:
+    def _begin(self, message: messages.Prepare) -> None:
         recorded = read_move(self._repository.backend, message.job)
         before = end_unfinished_tree(self._repository, recorded) if recorded is not None else None
         if before is not None and before.id == message.move and before.side == "destination":
@@ -301,7 +295,7 @@ class Destination:
                 # Left by a crckpt that was killed together with its guard.
                 give_up(addresses, before.id)
             self._move = store_move(self._repository.backend, take_over(before))
-            return self._move
+            return
         if before is not None and not before.is_over:
             raise PreflightRefused(
                 f"another move of {message.job} is unfinished here",
@@ -316,7 +310,6 @@ class Destination:
         )
         step("move.receiving")
         self._move = store_move(self._repository.backend, move, replaces=self._last_id)
-        return self._move
 
     def _restore(self, message: messages.Prepare) -> RestoreResult:
         request = make_restore_request(message.checkpoint, message.options)
@@ -338,10 +331,8 @@ class Destination:
 
         Return what is to be done when it is decided that the tree runs.
         """
-        process = proc.read_process(root)
-        if process is None or self._move is None:
-            raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
-        live = proc.identify_live_root(process, criu)
+        assert self._move is not None
+        live = identify_built(root, criu)
         if self._guard is not None:
             # It ends the tree if we are killed together with CRIU.
             self._guard.expect(live)
@@ -364,18 +355,21 @@ class Destination:
             self._release_warning = release_or_explain(self._guard, root)
         self._released_at = time.monotonic()
 
-    def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
-        """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""
-        move = self._move
-        assert move is not None
-        if move.state == "committed":
-            for _ in range(_MOST_RESTORES - 1):
-                with suppress(CrckptError, OSError):
-                    return self._restore(message)
-            raise error
-        if move.state == "receiving":
-            self._give_up(str(error))
-        raise error
+    def _restore_until_it_runs(self, message: messages.Prepare) -> RestoreResult:
+        """Restore the tree; again, from the store, if the source's tree has ended. Else raises: nothing runs here."""
+        try:
+            return self._restore(message)
+        except AbortReceived:
+            raise
+        except (CrckptError, OSError) as error:
+            assert self._move is not None
+            if self._move.state == "committed":
+                for _ in range(_MOST_RESTORES - 1):
+                    with suppress(CrckptError, OSError):
+                        return self._restore(message)
+            elif self._move.state == "receiving":
+                self._give_up(str(error))
+            raise
 
     def _give_up(self, why: str) -> None:
         """Abort the move: the tree runs on at the source, and its checkpoint must never be restored here."""
@@ -383,7 +377,9 @@ class Destination:
         if move is None or move.is_over:
             return
         self._advance("aborted", why=why)
-        self._release_claim()
+        # Give up the addresses, then lift their fence.
+        self._guard = self._filler = None
+        self._claimed.close()
         # Left by a crckpt that was killed together with its guard.
         if addresses := make_addresses(move):
             give_up(addresses, move.id)
@@ -393,18 +389,6 @@ class Destination:
             if move.checkpoint is not None and not move.keeps_checkpoint:
                 self._repository.remove((move.checkpoint,))
         self._receiver = self._enter_store()
-
-    def _release_claim(self) -> None:
-        """Give up the addresses, then lift their fence."""
-        self._guard = self._filler = None
-        self._claimed.close()
-
-    def _end_without_source(self, move: Move, error: ConnectionLost) -> None:
-        """End after the connection is lost: abort what is not prepared; keep what is prepared."""
-        if move.state == "receiving":
-            self._give_up(error.message)
-            return
-        raise explain_loss(move, error, is_late=self._store is not self._repository)
 
     def _advance(self, state: State, **changes: object) -> None:
         assert self._move is not None

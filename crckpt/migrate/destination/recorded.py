@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
-from crckpt.errors import PreflightRefused
+from crckpt.errors import MoveInDoubt, PreflightRefused
 from crckpt.host.process.orphans import end_unfinished_trees
-from crckpt.migrate.destination.post_copy import wait_until_decided
 from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection_errors import ConnectionLost
 from crckpt.model import JobName, MoveId
+from crckpt.ops.lazy.family import end_unfilled
 from crckpt.store import Repository
 from crckpt.store.move_states import State
 from crckpt.store.moves import Move, advance, begin_move, read_last_moves, read_move, store_move
@@ -71,3 +72,28 @@ def end_unfinished_tree(repository: Repository, move: Move) -> Move:
         if root is not None and root.log is not None and root.is_unfinished():
             end_unfinished_trees([root.log])
     return move.judge()
+
+
+def explain_loss(move: Move, error: ConnectionLost, *, is_late: bool) -> MoveInDoubt:
+    """Explain in which state the move of a tree is. `is_late`: its memory was to be sent while it runs here."""
+    if move.state == "committed" and is_late:
+        return MoveInDoubt(
+            f"{error.message}; {move.job} was ended here, because not all of its memory had arrived",
+            hint=f"restore it from its checkpoint: on {move.peer}: crckpt migrate --resume {move.id}",
+        )
+    if move.state == "committed":
+        return MoveInDoubt(
+            f"{error.message}; {move.job} has ended on {move.peer}, and its tree could not be restored here",
+            hint=f"restore it from its checkpoint here: crckpt migrate --resume {move.id}",
+        )
+    return MoveInDoubt(
+        f"{error.message}; the checkpoint of {move.job} is safe here, and only {move.peer} knows whether its tree "
+        "has ended there",
+        hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
+    )
+
+
+def wait_until_decided(move: Move | None) -> None:
+    """Wait while a helper fills the memory of the tree of a move, or ends the tree. End it if nobody does either."""
+    if move is not None and move.root is not None:
+        end_unfilled(move.root)

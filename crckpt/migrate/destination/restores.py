@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from msgspec import convert
 
-from crckpt.errors import HostCannot
-from crckpt.host.proc import LiveRoot
+from crckpt.errors import NOTHING_LEFT, HostCannot, RestoreFailed
+from crckpt.host.proc import LiveRoot, identify_live_root, read_process
 from crckpt.migrate.addresses import GuardedAddresses, HostAddress, guarded_addresses, list_destination_addresses
 from crckpt.migrate.wire import messages
 from crckpt.model import CheckpointId, MoveId
@@ -26,6 +26,14 @@ def claimed_addresses(
     with guarded_addresses(addresses, move_id, taken) as guard:
         guard.claim()
         yield guard
+
+
+def identify_built(root: int, criu: int) -> LiveRoot:
+    """Identify the root of a tree that CRIU has built and holds. Raises RestoreFailed if it has ended."""
+    process = read_process(root)
+    if process is None:
+        raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
+    return identify_live_root(process, criu)
 
 
 def release_or_explain(guard: GuardedAddresses, root: LiveRoot) -> str:

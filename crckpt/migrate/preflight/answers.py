@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from crckpt.causes import cause
-from crckpt.errors import HostCannot, IntegrityError
+from crckpt.errors import HostCannot
 from crckpt.host import machine
 from crckpt.host.disk import space
 from crckpt.host.disk.users import find_group_name, find_user_name
@@ -25,13 +25,12 @@ from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.status import namespace
 from crckpt.host.process.terminals import read_used_numbers
 from crckpt.host.program.program import Program, is_same_program
-from crckpt.images.tree import ImageTree
 from crckpt.migrate.preflight.judge import Judgement, Survey, judge
+from crckpt.migrate.preflight.judge_files import LocalFile
 from crckpt.migrate.preflight.live_tree import list_image_sizes, plan_restore
-from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.look import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
-from crckpt.migrate.wire.messages import Findings, encode_any
+from crckpt.migrate.wire.messages import Findings, decode_content
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import read_program
@@ -70,6 +69,9 @@ class MoveAnswers(Struct, frozen=True):
     store_free: Count | None = None
 
 
+_DECODER: Final = msgspec.msgpack.Decoder(MoveAnswers)
+
+
 def answer(
     questions: MoveQuestions, context: Context, move: tuple[str, str] | None = None, *, shares_kernel: bool = False
 ) -> MoveAnswers:
@@ -79,7 +81,12 @@ def answer(
     on the same kernel, in containers of its own. Raises StoreUnusable.
     """
     received = time.time()
-    version, digest, failure = _find_criu(context)
+    version = digest = failure = ""
+    try:
+        criu = context.criu()
+        version, digest = criu.version, criu.digest
+    except HostCannot as error:
+        failure = error.message
     planned = replace(plan_restore(questions, version), shares_kernel=shares_kernel)
     if shares_kernel and namespace("self", "pid") == dict(questions.namespaces).get("pid"):
         # All that the tree has is in use: by the tree.
@@ -99,7 +106,7 @@ def answer(
         found.lacking,
         found.logs,
         found.shared,
-        _to_text(str(context.store)),
+        str(context.store).encode(errors="replace").decode(),
         store_free,
     )
 
@@ -110,34 +117,9 @@ def compare(files: tuple[AskedFile, ...]) -> tuple[int, ...]:
     return tuple(file.id for file in files if file.id in here and here[file.id].is_copy_of(file))
 
 
-def encode_answers(answers: MoveAnswers) -> bytes:
-    """Encode answers, as msgpack."""
-    return encode_any(answers)
-
-
 def decode_answers(content: bytes) -> MoveAnswers:
     """Decode the answers of another host. Raises IntegrityError."""
-    if len(content) > _MOST_BYTES:
-        raise IntegrityError(
-            f"the answers of the other host have {len(content)} bytes; at most {_MOST_BYTES} are allowed"
-        )
-    try:
-        return msgspec.msgpack.decode(content, type=MoveAnswers)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise IntegrityError(f"the answers of the other host cannot be read: {error}") from error
-
-
-def _to_text(text: str) -> str:
-    return text.encode(errors="replace").decode()
-
-
-def _find_criu(context: Context) -> tuple[str, str, str]:
-    """Version and digest of the CRIU that works here, and why none does."""
-    try:
-        criu = context.criu()
-    except HostCannot as error:
-        return "", "", error.message
-    return criu.version, criu.digest, ""
+    return decode_content(content, _DECODER, "the answers", _MOST_BYTES)
 
 
 def _survey(
@@ -156,7 +138,7 @@ def _survey(
     unwatched = frozenset(file.name for file in watched if files[file.id].is_missing)
     place = space.nearest_existing(context.store)
     return Survey(
-        host=replace(_host_state(questions, planned, files, place), unwatched=unwatched),
+        host=_host_state(questions, planned, files, place, unwatched),
         attributes=plan_attributes(questions.attributes, planned.tree, allow_weaker=questions.allows_weaker).verdict,
         files=files,
         names=tuple(
@@ -172,12 +154,17 @@ def _survey(
 
 
 def _host_state(
-    questions: MoveQuestions, planned: PlannedRestore, files: dict[int, LocalFile], store: Path
+    questions: MoveQuestions,
+    planned: PlannedRestore,
+    files: dict[int, LocalFile],
+    store: Path,
+    unwatched: frozenset[str],
 ) -> HostState:
     states = {file.name: files[file.id].state for file in questions.files if file.id in files}
     locked = {path for _, path, _ in find_needed_locks(planned.tree) if states.get(path) is not None}
     # Where deleted files are made again: these paths were not looked at.
-    named = replace(planned, tree=_without_deleted(planned.tree))
+    deleted = {file.id for file in planned.tree.regular_files if file.is_deleted}
+    tree = replace(planned.tree, files=tuple(file for file in planned.tree.files if file.id not in deleted))
     needed = MemoryNeed(questions.memory, lambda: questions.memory)
     refused = find_bind_refusals(planned)
     return HostState(
@@ -186,16 +173,12 @@ def _host_state(
         refused=refused,
         interfaces=tuple(socket.if_nameindex()),
         released=find_releases(planned, refused),
-        resources=read_resources(named, list_image_sizes(questions), needed, store),
+        resources=read_resources(replace(planned, tree=tree), list_image_sizes(questions), needed, store),
         us=os.getpid(),
         terminals=read_used_numbers(),
         locks=read_held_locks(locked),
+        unwatched=unwatched,
     )
-
-
-def _without_deleted(tree: ImageTree) -> ImageTree:
-    deleted = {file.id for file in tree.regular_files if file.is_deleted}
-    return replace(tree, files=tuple(file for file in tree.files if file.id not in deleted))
 
 
 def _find_other_program(questions: MoveQuestions, context: Context) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from crckpt.host import machine, proc
 from crckpt.host.disk.users import find_group_name, find_user_name
@@ -18,7 +18,6 @@ from crckpt.host.probes import kernel
 from crckpt.host.proc import Descriptor, Process, procfs
 from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.proc.status import read_status
-from crckpt.host.program.program import Program
 from crckpt.images.core import ALIVE, STOPPED, ZOMBIE
 from crckpt.images.pipes import Pipe
 from crckpt.migrate.preflight.asked_files import FileAsker
@@ -36,7 +35,6 @@ from crckpt.migrate.preflight.rights import Right, read_rights
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
-from crckpt.preflight.attribute_record import AttributeRecord
 
 _DELETED: Final = " (deleted)"
 _SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
@@ -53,7 +51,7 @@ def ask(
     `transaction`: the name of one in our store. The tree may go on changing: the preflight of its checkpoint looks
     again.
     """
-    return msgspec.structs.replace(_Asking(target).questions(options, sends_files), transaction=transaction)
+    return _Asking(target).questions(options, sends_files, transaction)
 
 
 class _Asking:
@@ -63,13 +61,20 @@ class _Asking:
         self._pids = {process.pid: process.ns_pids[-1] for process in self._observed.tree.processes}
         self._ids = iter(range(1, 1 << 62))
         self._files = FileAsker(self._ids)
-        self._sockets = SocketAsker(self._ids, _unix_sockets(), self._observed.sockets)
+        unix: dict[int, LiveUnixSocket] = {}
+        # A kernel may have no unix_diag.
+        with suppress(OSError):
+            unix = read_unix_sockets()
+        self._sockets = SocketAsker(self._ids, unix, self._observed.sockets)
         self._terminals: dict[tuple[str, int], AskedTerminal] = {}
         self._pipes: dict[tuple[int, int], Pipe] = {}
 
-    def questions(self, options: RestoreOptions, sends_files: bool) -> MoveQuestions:
-        target, observed = self._target, self._observed
-        module = _security_module()
+    def questions(self, options: RestoreOptions, sends_files: bool, transaction: str) -> MoveQuestions:
+        target, observed, program = self._target, self._observed, self._target.program
+        own, root = dict(observed.own_namespaces), dict(observed.tree.root.namespaces)
+        module = _SELINUX if kernel.has_security_module("selinux") else 0
+        if kernel.has_security_module("apparmor"):
+            module = _APPARMOR
         opened: dict[int, list[Descriptor]] = {}
         for found in observed.descriptors:
             opened.setdefault(found.pid, []).append(found)
@@ -96,30 +101,31 @@ class _Asking:
             locks=tuple(dict.fromkeys(locks)),
             names=tuple(_names(read_rights(observed.tree.pids), processes, files)),
             closed_pipes=tuple(sorted(observed.closed_pipes)),
-            attributes=self._attributes(),
+            # Those that can be read from outside: asking the processes would stop them for a moment.
+            attributes=replace(attributes.record(observed.tree.root, {}), asked=None),
             security_module=module,
             # Of a tree in another time namespace CRIU saves no clocks.
-            has_clocks=kernel.has_clocks() and self._is_in_our_time(),
-            program=_program(target.program),
+            has_clocks=kernel.has_clocks() and own.get("time") == root.get("time"),
+            program=AskedProgram(
+                _text(program.executable),
+                _text(program.called),
+                _text(program.script) if program.script is not None else None,
+                _text(program.unit),
+            ),
             tcp=target.request.tcp,
             moved_addresses=options.addresses,
             allows_weaker=options.allow_weaker,
             tty=options.tty,
             sends_files=sends_files,
             lazy=options.lazy is not None,
+            transaction=transaction,
             watched=tuple(os.fsencode(path) for path in find_watched_paths(observed.descriptors)),
         )
 
-    def _is_in_our_time(self) -> bool:
-        own, root = dict(self._observed.own_namespaces), dict(self._observed.tree.root.namespaces)
-        return own.get("time") == root.get("time")
-
-    def _attributes(self) -> AttributeRecord:
-        """Record the attributes that can be read from outside. Asking the processes would stop them for a moment."""
-        return msgspec.structs.replace(attributes.record(self._observed.tree.root, {}), asked=None)
-
     def _process(self, process: Process, descriptors: list[Descriptor], module: int) -> AskedProcess:
-        status = _status(process.pid)
+        status: dict[str, str] = {}
+        with suppress(OSError):
+            status = read_status(process.pid)
         opened = [(found.fd, number) for found in descriptors if (number := self._descriptor(found, process))]
         is_zombie = process.state == ZOMBIE
         files = self._files.of_process(process.pid) if not is_zombie else None
@@ -174,12 +180,7 @@ class _Asking:
             return self._terminal(found, process, kind)
         return self._files.ask_descriptor(found)
 
-    def _terminal(
-        self,
-        found: Descriptor,
-        process: Process,
-        kind: TerminalKind,
-    ) -> int:
+    def _terminal(self, found: Descriptor, process: Process, kind: TerminalKind) -> int:
         path = found.target.removesuffix(_DELETED)
         master = found.tty_index
         number = path.rpartition("/")[2]
@@ -199,25 +200,6 @@ class _Asking:
                 file=self._files.ask_descriptor(found) or None if not path.startswith("/dev/pts/") else None,
             )
         return self._terminals[key].id
-
-
-def _unix_sockets() -> dict[int, LiveUnixSocket]:
-    """Read the unix sockets of our network namespace; none on a kernel without unix_diag."""
-    with suppress(OSError):
-        return read_unix_sockets()
-    return {}
-
-
-def _status(pid: int) -> dict[str, str]:
-    with suppress(OSError):
-        return read_status(pid)
-    return {}
-
-
-def _security_module() -> int:
-    if kernel.has_security_module("apparmor"):
-        return _APPARMOR
-    return _SELINUX if kernel.has_security_module("selinux") else 0
 
 
 def _profile(pid: int) -> str:
@@ -253,11 +235,6 @@ def _names(
         yield AskedName("user", number, _text(find_user_name(number)), ("user", number) in rights)
     for number in sorted(groups):
         yield AskedName("group", number, _text(find_group_name(number)), ("group", number) in rights)
-
-
-def _program(program: Program) -> AskedProgram:
-    script = _text(program.script) if program.script is not None else None
-    return AskedProgram(_text(program.executable), _text(program.called), script, _text(program.unit))
 
 
 def _text(value: str) -> str:

@@ -13,12 +13,12 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_build_id, read_digest
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import Map, read_maps
-from crckpt.host.proc.mountinfo import Mount, read_mounts
+from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.images.filelocks import LockKind
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.model import MEBIBYTE
@@ -56,18 +56,19 @@ def find_shared_file_systems() -> dict[int, str]:
 
 def find_local_locks() -> dict[int, frozenset[LockKind]]:
     """Find the network file systems with file locks that hold on this host only: device -> kinds of these locks."""
-    found = {mount.device: _local_locks(mount) for mount in read_mounts() if _SHARED.fullmatch(mount.kind)}
-    return {device: kinds for device, kinds in found.items() if kinds}
-
-
-def _local_locks(mount: Mount) -> frozenset[LockKind]:
     every: frozenset[LockKind] = frozenset({"flock", "POSIX", "OFD"})
-    # Of local_lock: nfs(5).
-    if mount.kind in {"9p", "fuse.sshfs", "virtiofs"} or "local_lock=all" in mount.of_all:
-        return every
-    if "local_lock=flock" in mount.of_all:
-        return frozenset({"flock"})
-    return every - {"flock"} if "local_lock=posix" in mount.of_all else frozenset()
+    found: dict[int, frozenset[LockKind]] = {}
+    for mount in read_mounts():
+        if not _SHARED.fullmatch(mount.kind):
+            continue
+        # Of local_lock: nfs(5).
+        if mount.kind in {"9p", "fuse.sshfs", "virtiofs"} or "local_lock=all" in mount.of_all:
+            found[mount.device] = every
+        elif "local_lock=flock" in mount.of_all:
+            found[mount.device] = frozenset({"flock"})
+        elif "local_lock=posix" in mount.of_all:
+            found[mount.device] = every - {"flock"}
+    return found
 
 
 class FileAsker:
@@ -117,9 +118,10 @@ class FileAsker:
         for asked in self._asked.values():
             if is_compared_by_content(asked) and asked.size <= left:
                 left -= asked.size
-                found.append(replace(asked, digest=_read_digest(self._links[asked.id], asked.size)))
-            else:
-                found.append(asked)
+                # The program may have put a device or a FIFO there since.
+                with suppress(OSError), regular_opened(self._links[asked.id]) as file:
+                    asked = replace(asked, digest=read_digest(file, asked.size) if file is not None else "")
+            found.append(asked)
         return tuple(found)
 
     def _ask_map(self, each: Map, pid: int) -> int:
@@ -140,7 +142,9 @@ class FileAsker:
         if status is None or not target.startswith("/") or target.startswith(NAMELESS):
             return 0
         is_log = flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
-        removed = _find_removal(target, status.st_nlink)
+        removed: Literal["", "gone", "linked"] = ""
+        if target.endswith(_DELETED):
+            removed = "linked" if status.st_nlink else "gone"
         key = (os.fsencode(target.removesuffix(_DELETED)), removed, is_log)
         is_regular = stat.S_ISREG(status.st_mode)
         is_written = is_regular and flags & os.O_ACCMODE != os.O_RDONLY
@@ -148,6 +152,11 @@ class FileAsker:
         if before is not None:
             self._change(before.id, flags=flags, is_written=is_written, position=position)
             return before.id
+        build_id = b""
+        with suppress(OSError):
+            build_id = (read_build_id(link) if is_regular and not is_written else None) or b""
+        # The kernel's clock of files may be some milliseconds old.
+        is_settled = status.st_ctime_ns < time.time_ns() - _RECENT_NS
         number = next(self._ids)
         self._links[number], self._keys[number] = link, key
         self._asked[key] = AskedFile(
@@ -157,9 +166,9 @@ class FileAsker:
             size=status.st_size if is_regular else 0,
             flags=flags,
             position=max(position, 0),
-            build_id=_read_build_id(link) if is_regular and not is_written else "",
+            build_id=build_id.hex(),
             modified=limit_time(status.st_mtime_ns),
-            changed=_find_change(status),
+            changed=limit_time(status.st_ctime_ns) if is_settled else 0,
             uid=status.st_uid,
             gid=status.st_gid,
             inode=status.st_ino,
@@ -193,21 +202,10 @@ class FileAsker:
         )
 
 
-def _find_change(status: os.stat_result) -> int:
-    # The kernel's clock of files may be some milliseconds old.
-    return limit_time(status.st_ctime_ns) if status.st_ctime_ns < time.time_ns() - _RECENT_NS else 0
-
-
 def limit_time(nanoseconds: int) -> int:
     """Return the time of a file as messages can have it."""
     # A user can set any year, on tmpfs up to 64 bits of seconds.
     return max(-_LARGEST_TIME, min(nanoseconds, _LARGEST_TIME))
-
-
-def _find_removal(target: str, links: int) -> Literal["", "gone", "linked"]:
-    if not target.endswith(_DELETED):
-        return ""
-    return "linked" if links else "gone"
 
 
 def is_compared_by_content(asked: AskedFile) -> bool:
@@ -215,21 +213,3 @@ def is_compared_by_content(asked: AskedFile) -> bool:
     # A build-id tells builds apart. What is on shared storage is the same file.
     is_regular = stat.S_ISREG(asked.mode)
     return is_regular and not (asked.removed or asked.build_id or asked.shared_by) and asked.size <= LARGEST_READ
-
-
-def _read_build_id(link: str) -> str:
-    with suppress(OSError):
-        return (read_build_id(link) or b"").hex()
-    return ""
-
-
-def _read_digest(link: str, size: int) -> str:
-    with suppress(OSError):
-        # The program may have put a device or a FIFO there since.
-        file, _ = open_regular(link)
-        if file is not None:
-            try:
-                return read_digest(file, size)
-            finally:
-                os.close(file)
-    return ""

@@ -57,15 +57,14 @@ class SocketAsker:
 
     def list(self) -> tuple[sockets.Socket, ...]:
         """Return all sockets that were asked about, and those outside the tree to which they are connected."""
-        return (*self._asked.values(), *self._outside())
-
-    def _outside(self) -> Iterator[sockets.UnixSocket]:
+        found = [*self._asked.values()]
         # CRIU connects a datagram socket to the name of its peer again.
-        unix = [each for each in self._asked.values() if isinstance(each, sockets.UnixSocket)]
+        unix = [each for each in found if isinstance(each, sockets.UnixSocket)]
         for inode in {each.peer for each in unix if each.type == sockets.DATAGRAM} - self._by_inode.keys():
             if (live := self._known.get(inode)) is not None and live.name.startswith(("/", "@")):
                 name, number = os.fsencode(live.name), next(self._ids)
-                yield sockets.UnixSocket(number, inode, sockets.DATAGRAM, sockets.CLOSE, name, external=True)
+                found.append(sockets.UnixSocket(number, inode, sockets.DATAGRAM, sockets.CLOSE, name, external=True))
+        return tuple(found)
 
     def _describe(self, number: int, inode: int, kind: SocketKind) -> sockets.Socket:
         word = _TYPES.get(kind.kind, str(kind.kind))
@@ -79,7 +78,8 @@ class SocketAsker:
             case socket.AF_PACKET:
                 return sockets.PacketSocket(number, word)
             case socket.AF_NETLINK:
-                return sockets.NetlinkSocket(number, inode, kind.protocol, _port_id(kind, inode))
+                port = next((row.port for row in read_netlink(kind.pid) if row.inode == inode), 0)
+                return sockets.NetlinkSocket(number, inode, kind.protocol, port)
         row, nowhere = self._row(kind.pid, inode), sockets.Address(_ANY[kind.family], 0)
         return sockets.InetSocket(
             id=number,
@@ -124,10 +124,6 @@ def _address(text: str) -> sockets.Address:
 def _state(name: str) -> str:
     """The word of `crckpt.images.sockets` for a state of the kernel's table."""
     return name.lower().replace("_", "-").replace("wait1", "wait-1").replace("wait2", "wait-2")
-
-
-def _port_id(kind: SocketKind, inode: int) -> int:
-    return next((row.port for row in read_netlink(kind.pid) if row.inode == inode), 0)
 
 
 def _interface(kind: SocketKind) -> str:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import KEEPS_RUNNING, PreflightRefused, error_text
-from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_digest
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.file_users import list_writable
@@ -38,13 +38,6 @@ class ComparedFiles(Struct, frozen=True):
     shared: frozenset[int] = frozenset()
 
 
-class _Change(Struct, frozen=True):
-    """How a file has changed; `now`: as it is now, None if it is gone."""
-
-    what: str
-    now: AskedFile | None = None
-
-
 def select_compared(files: Iterable[AskedFile], shared: Iterable[int], sent: Iterable[int]) -> ComparedFiles:
     """Select what is to be compared again of the files of the questions.
 
@@ -55,8 +48,13 @@ def select_compared(files: Iterable[AskedFile], shared: Iterable[int], sent: Ite
     for file in files:
         key = (file.device, file.inode)
         names[key] = names.get(key, frozenset()) | {file.name}
+    copied = (
+        file
+        for file in files
+        if stat.S_ISREG(file.mode) and not (file.removed or file.build_id or file.name.startswith(_OF_THE_KERNEL))
+    )
     return ComparedFiles(
-        tuple(file for file in files if file.id not in others and _has_copy(file)),
+        tuple(file for file in copied if file.id not in others),
         names,
         frozenset(file.device for file in files if file.id in shared),
     )
@@ -73,12 +71,12 @@ def refuse_changed_files(
     host about files that have changed: it may have mounted the same storage.
     """
     changes = {file.id: change for file in compared.files if (change := _find_change(file)) is not None}
-    files = tuple(change.now for change in changes.values() if change.now is not None)
+    files = tuple(now for _, now in changes.values() if now is not None)
     same = compare(files) if files else ()
     for file in compared.files:
         if file.id in changes and file.id not in same:
             hint = advise_to_keep(file) if file.is_written else "run the command again"
-            raise _refuse(file.name, changes[file.id].what, hint)
+            raise _refuse(file.name, changes[file.id][0], hint)
     shared = compared.shared | find_shared_file_systems().keys()
     for name, identity in _list_written(pids):
         if identity[0] not in shared and name not in compared.names.get(identity, ()):
@@ -86,46 +84,33 @@ def refuse_changed_files(
             raise _refuse(name, what, "run the command again")
 
 
-def _has_copy(file: AskedFile) -> bool:
-    is_on_disk = not file.removed and not file.build_id and not file.name.startswith(_OF_THE_KERNEL)
-    return stat.S_ISREG(file.mode) and is_on_disk
-
-
 def _refuse(name: str, change: str, hint: str) -> PreflightRefused:
     return PreflightRefused(f"{name} {change} since the check", state=KEEPS_RUNNING, hint=hint)
 
 
-def _find_change(file: AskedFile) -> _Change | None:
-    """Find how a file has changed since the questions; None if its content is the same."""
+def _find_change(file: AskedFile) -> tuple[str, AskedFile | None] | None:
+    """Find how a file has changed since the questions, and as what it is there now; None if its content is the same."""
     try:
         status = Path(file.name).stat()
     except FileNotFoundError:
-        return _Change("was removed or renamed") if file.is_written else None
+        return ("was removed or renamed", None) if file.is_written else None
     except OSError as error:
-        return _Change(f"cannot be compared again ({error_text(error)})")
+        return f"cannot be compared again ({error_text(error)})", None
     is_same_file = (status.st_dev, status.st_ino) == (file.device, file.inode)
     times = limit_time(status.st_mtime_ns), limit_time(status.st_ctime_ns)
     if is_same_file and not file.is_mapped and (status.st_size, *times) == (file.size, file.modified, file.changed):
         return None
-    digest = _read_digest(file.name, status.st_size) if file.digest else ""
+    digest = ""
+    with suppress(OSError), regular_opened(file.name) as descriptor:
+        if file.digest and descriptor is not None:
+            # Other hosts see its content then.
+            step("compare.sync", file.name)
+            os.fsync(descriptor)
+            digest = read_digest(descriptor, status.st_size) if status.st_size <= LARGEST_READ else ""
     if digest and digest == file.digest:
         return None
     now = replace(file, size=status.st_size, modified=times[0], digest=digest)
-    return _Change("was written to" if is_same_file else "was replaced", now)
-
-
-def _read_digest(path: str, size: int) -> str:
-    """Read the digest of a file that has `size` bytes; empty if that fails. Other hosts see its content then."""
-    with suppress(OSError):
-        descriptor, _ = open_regular(path)
-        if descriptor is not None:
-            try:
-                step("compare.sync", path)
-                os.fsync(descriptor)
-                return read_digest(descriptor, size) if size <= LARGEST_READ else ""
-            finally:
-                os.close(descriptor)
-    return ""
+    return "was written to" if is_same_file else "was replaced", now
 
 
 def _list_written(pids: Iterable[int]) -> Iterator[tuple[str, tuple[int, int]]]:

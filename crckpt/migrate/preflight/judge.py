@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.causes.catalogue import OF_FILES
 from crckpt.causes.finding import distinct
-from crckpt.migrate.preflight.judge_files import find_completed, is_shared, judge_files
-from crckpt.migrate.preflight.local_file import LocalFile
+from crckpt.migrate.preflight.judge_files import LocalFile, find_completed, is_shared, judge_files
 from crckpt.migrate.preflight.questions import MoveQuestions
 from crckpt.preflight.restore.attributes import AttributeVerdict
 from crckpt.preflight.restore.checks import judge_restore
@@ -64,11 +63,7 @@ def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> 
     verdict = judge_restore(planned, _without_arriving(questions, planned, survey.host))
     files = judge_files(questions, planned, survey.host, survey.files)
     names = tuple(_compare_names(questions, survey))
-    weaker = (
-        *survey.attributes.weaker,
-        *(found for found in names if found.key == "rights-of-another"),
-        *files.weaker,
-    )
+    weaker = (*survey.attributes.weaker, *(found for found in names if found.key == "rights-of-another"), *files.weaker)
     blockers = (
         *_find_other_uses(questions, survey),
         *([cause("no-criu").finding(why=survey.criu_failure)] if survey.criu_failure else ()),

@@ -35,12 +35,13 @@ _OF_NO_NUMBER: Final = 1 << 32
 def plan_restore(questions: MoveQuestions, criu_version: str) -> PlannedRestore:
     """Plan the restore of the live tree by a CRIU of this version, detached."""
     tree = make_tree(questions)
+    known = {file.id: file for file in tree.regular_files}
     return PlannedRestore(
         tree=tree,
         created=_NO_CHECKPOINT,
         cpu_features=questions.host.cpu_features,
         keeps_connections=questions.tcp == "keep",
-        append_sizes={file.path: size for file, size in _find_logs(questions, tree)},
+        append_sizes={file.name: file.size for file in questions.files if known[file.id].is_append_only},
         grown="refuse",
         new_pid_namespace=False,
         has_terminal=questions.tty is not None,
@@ -79,11 +80,6 @@ def list_image_sizes(questions: MoveQuestions) -> dict[str, int]:
     """List the images that matter to the preflight, with their sizes in bytes: clocks, and files without a name."""
     sizes = {ghost_image(file.id): file.size for file in questions.files if file.removed == "gone"}
     return sizes | ({CLOCKS_IMAGE: 0} if questions.has_clocks else {})
-
-
-def _find_logs(questions: MoveQuestions, tree: ImageTree) -> Iterator[tuple[RegularFile, int]]:
-    known = {file.id: file for file in tree.regular_files}
-    yield from ((known[file.id], file.size) for file in questions.files if known[file.id].is_append_only)
 
 
 def _regular_files(questions: MoveQuestions) -> Iterator[tuple[int, RegularFile]]:
@@ -132,6 +128,11 @@ def _process(questions: MoveQuestions, asked: AskedProcess, files: Mapping[int, 
     )
     if asked.state == ZOMBIE:
         return ImageProcess(asked.pid, asked.ppid, asked.pgid, asked.sid, (Thread(asked.pid, core),))
+    # A map for each program and library, and for a shadow stack: no more is checked.
+    programs = {file.id for file in questions.files if file.is_executed}
+    maps = [Vma(0, PAGE_SIZE, 0, number, PROT_EXEC, 0, FILE_PRIVATE) for number in asked.mapped if number in programs]
+    if asked.has_shadow_stack:
+        maps.append(Vma(0, PAGE_SIZE, 0, 0, 0, 0, SHADOW_STACK))
     return ImageProcess(
         pid=asked.pid,
         ppid=asked.ppid,
@@ -139,22 +140,13 @@ def _process(questions: MoveQuestions, asked: AskedProcess, files: Mapping[int, 
         sid=asked.sid,
         threads=tuple(Thread(tid, core) for tid in asked.threads),
         descriptors=tuple(OpenDescriptor(fd, files[number], close_on_exec=False) for fd, number in asked.descriptors),
-        memory=_address_space(questions, asked),
+        memory=AddressSpace(tuple(maps), (), asked.exe or 0, 0, 0, 0, 0, 0, 0, 0, 0),
         mapped=tuple(files[number] for number in asked.mapped),
         exe=files[asked.exe] if asked.exe is not None else None,
         cwd=files[asked.cwd] if asked.cwd is not None else None,
         root=files[asked.root] if asked.root is not None else None,
         ids=_kernel_ids(asked.namespaces),
     )
-
-
-def _address_space(questions: MoveQuestions, asked: AskedProcess) -> AddressSpace:
-    """Make an address space with a map for each program and library, and for a shadow stack: no more is checked."""
-    programs = {file.id for file in questions.files if file.is_executed}
-    maps = [Vma(0, PAGE_SIZE, 0, number, PROT_EXEC, 0, FILE_PRIVATE) for number in asked.mapped if number in programs]
-    if asked.has_shadow_stack:
-        maps.append(Vma(0, PAGE_SIZE, 0, 0, 0, 0, SHADOW_STACK))
-    return AddressSpace(tuple(maps), (), asked.exe or 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _kernel_ids(namespaces: tuple[tuple[str, int], ...]) -> KernelIds:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import error_text
-from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_build_id, read_digest
 from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.disk.users import find_user_name
@@ -27,7 +27,7 @@ from crckpt.migrate.preflight.asked_files import (
     find_shared_file_systems,
     limit_time,
 )
-from crckpt.migrate.preflight.local_file import LocalFile
+from crckpt.migrate.preflight.judge_files import LocalFile
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.model import utc_datetime
 from crckpt.preflight.restore.host import FileState
@@ -134,11 +134,6 @@ class _Look:
         if not file.digest or here.status.st_size != file.size or file.size > min(LARGEST_READ, self._left):
             return ""
         self._left -= file.size
-        with suppress(OSError):
-            descriptor, _ = open_regular(here.link)
-            if descriptor is not None:
-                try:
-                    return read_digest(descriptor, file.size, self._count)
-                finally:
-                    os.close(descriptor)
+        with suppress(OSError), regular_opened(here.link) as descriptor:
+            return read_digest(descriptor, file.size, self._count) if descriptor is not None else ""
         return ""

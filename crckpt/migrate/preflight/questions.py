@@ -18,7 +18,7 @@ from crckpt.errors import HostCannot, IntegrityError
 from crckpt.images.filelocks import FileLock
 from crckpt.images.pipes import Pipe
 from crckpt.images.sockets import InetSocket, Socket, UnixSocket
-from crckpt.migrate.wire.messages import Address, encode_any
+from crckpt.migrate.wire.messages import Address, decode_content, encode
 from crckpt.model import MEBIBYTE, Count, Host, JobName, Pid
 from crckpt.preflight.attribute_record import AttributeRecord
 
@@ -206,7 +206,7 @@ _FILES_DECODER: Final = msgspec.msgpack.Decoder(Annotated[tuple[AskedFile, ...],
 
 def encode_questions(questions: MoveQuestions) -> bytes:
     """Encode the questions. Raises HostCannot if the tree has more files than crckpt can ask about."""
-    content = encode_any(questions)
+    content = encode(questions)
     if len(content) > MOST_BYTES or len(questions.files) > MOST_FILES:
         raise HostCannot(
             f"the tree uses {len(questions.files):,} files, which are more than a move can check",
@@ -217,12 +217,7 @@ def encode_questions(questions: MoveQuestions) -> bytes:
 
 def decode_questions(content: bytes) -> MoveQuestions:
     """Decode the questions of another host. Raises IntegrityError if they are damaged, or contradict themselves."""
-    if len(content) > MOST_BYTES:
-        raise IntegrityError(f"the questions have {len(content)} bytes; at most {MOST_BYTES} are allowed")
-    try:
-        questions = _DECODER.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise IntegrityError(f"the questions of the other host cannot be read: {error}") from error
+    questions = decode_content(content, _DECODER, "the questions", MOST_BYTES)
     _check_ids(questions)
     _check_addresses(questions)
     names = (each.name_bytes for each in questions.sockets if isinstance(each, UnixSocket) and each.name_bytes)
@@ -233,10 +228,7 @@ def decode_questions(content: bytes) -> MoveQuestions:
 
 def decode_files(content: bytes) -> tuple[AskedFile, ...]:
     """Decode files of another host. Raises IntegrityError."""
-    try:
-        files: tuple[AskedFile, ...] = _FILES_DECODER.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise IntegrityError(f"the files of the other host cannot be read: {error}") from error
+    files: tuple[AskedFile, ...] = decode_content(content, _FILES_DECODER, "the files")
     _check_paths(file.path for file in files)
     return files
 

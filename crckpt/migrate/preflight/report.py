@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, Literal
@@ -17,7 +19,6 @@ from crckpt.migrate.preflight.answers import MoveAnswers
 from crckpt.migrate.preflight.changed_files import ComparedFiles, select_compared
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.migrate.preflight.rights import Right
-from crckpt.migrate.preflight.sendable import find_sendable
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.preflight.dump.space import Growth
 
@@ -38,13 +39,6 @@ _IN_USE: Final = frozenset(
 )
 # Only --allow-weaker allows these.
 _OF_RIGHTS: Final = frozenset({"file-of-another", "rights-of-another"})
-
-
-class Exchange(Struct, frozen=True):
-    """When the source sent its questions and received the answers, in seconds since 1970 by its own clock."""
-
-    sent: float
-    received: float
 
 
 class GateReport(Struct, frozen=True):
@@ -73,11 +67,12 @@ class GateReport(Struct, frozen=True):
 
 
 def make_report(
-    target: DumpTarget, questions: MoveQuestions, answers: MoveAnswers, exchange: Exchange, host: str
+    target: DumpTarget, questions: MoveQuestions, answers: MoveAnswers, exchange: tuple[float, float], host: str
 ) -> GateReport:
     """Report what prevents a move of the target to `host`, as the user typed it: here, and there.
 
-    Raises IntegrityError if the answers do not belong to the questions.
+    `exchange`: when the questions were sent and the answers received, in seconds since 1970 by our clock. Raises
+    IntegrityError if the answers do not belong to the questions.
     """
     files = {file.id: file for file in questions.files}
     logs = {number for number, _ in answers.logs}
@@ -88,6 +83,8 @@ def make_report(
     lost = (found.word_for("move") for found in plan.warnings if found.key != "volatile-file")
     untested = () if target.request.force else plan.untested
     versions = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}
+    # Else the tree brings its own: no file was compared.
+    has_our_mounts = dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
     return GateReport(
         # A move ends the tree here: what no test has shown to come back must not be lost.
         blockers=(
@@ -98,7 +95,7 @@ def make_report(
         lacking=tuple(files[number] for number in answers.lacking),
         logs=tuple((files[number], size) for number, size in answers.logs),
         rights=frozenset((name.kind, name.number) for name in questions.names if name.gives_rights),
-        compared=select_compared(questions.files, answers.shared, logs) if _has_our_mounts(questions) else None,
+        compared=select_compared(questions.files, answers.shared, logs) if has_our_mounts else None,
     )
 
 
@@ -156,11 +153,6 @@ def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Itera
         yield found.word_for("there", peer=host, **versions, **own)
 
 
-def _has_our_mounts(questions: MoveQuestions) -> bool:
-    """Return whether the tree has our mounts. If not, it brings its own: no file was compared."""
-    return dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
-
-
 def _find_own_address(ip: str) -> dict[str, str]:
     """Find an address of this host, in the form of --move-ip."""
     with suppress(HostCannot):
@@ -171,12 +163,55 @@ def _find_own_address(ip: str) -> dict[str, str]:
     return {}
 
 
-def _compare_clocks(answers: MoveAnswers, exchange: Exchange, host: str) -> tuple[Finding, ...]:
+def _compare_clocks(answers: MoveAnswers, exchange: tuple[float, float], host: str) -> tuple[Finding, ...]:
+    sent, received = exchange
     # As NTP does (RFC 5905, section 8): the way there and the way back may differ by the round trip.
-    ahead = (answers.received - exchange.sent + answers.sent - exchange.received) / 2
-    trip = max((exchange.received - exchange.sent) - (answers.sent - answers.received), 0.0)
+    ahead = (answers.received - sent + answers.sent - received) / 2
+    trip = max((received - sent) - (answers.sent - answers.received), 0.0)
     if abs(ahead) - trip / 2 <= _MOST_CLOCK_DIFFERENCE_S:
         return ()
     direction = "ahead of" if ahead > 0 else "behind"
     found = cause("clock-differs").finding(seconds=f"{abs(ahead):,.0f}", direction=direction)
     return (found.word_for("there", peer=host),)
+
+
+SPECIAL_BITS: Final = 0o7000
+"""Of a file's mode: set-user-id, set-group-id, sticky."""
+
+# What root has put there acts as soon as it exists (cron, systemd, ld.so.preload), and a user can open most of it.
+_OF_THE_HOST: Final = (b"/etc/", b"/run/", b"/boot/", b"/lib/systemd/", b"/usr/lib/systemd/")
+
+
+def find_sendable(
+    questions: MoveQuestions, lacking: Iterable[AskedFile]
+) -> tuple[tuple[AskedFile, ...], tuple[Finding, ...]]:
+    """Find which of the lacking files may be sent, and say why the others may not."""
+    directories = {process.cwd for process in questions.processes}
+    sendable, findings = [], []
+    for file in lacking:
+        why = _find_refusal(file, is_working_directory=file.id in directories)
+        if why:
+            findings.append(cause("file-unsendable").finding(path=file.name, why=why))
+        else:
+            sendable.append(file)
+    return tuple(sendable), tuple(findings)
+
+
+def _find_refusal(file: AskedFile, *, is_working_directory: bool) -> str:
+    """Say why a file may not be sent; empty if it may."""
+    if file.shared_by:
+        return f"it is on a network file system ({file.shared_by}), which the other host must mount"
+    if stat.S_ISDIR(file.mode):
+        return "" if is_working_directory else "the program has the directory open, and may read what is in it"
+    if not stat.S_ISREG(file.mode):
+        return "it is not a regular file"
+    if file.is_written and not file.is_log:
+        return "the program writes to it"
+    if file.flags & os.O_PATH:
+        # For this it needed no right to read it.
+        return "the program has not opened it to read it (O_PATH)"
+    if file.mode & SPECIAL_BITS:
+        return "it gives its user's rights to those who run it (set-user-id)"
+    if not file.uid and file.path.startswith(_OF_THE_HOST):
+        return "it configures the host, so only you can decide whether the other host needs it"
+    return "it is made by the kernel" if file.path.startswith((b"/proc/", b"/sys/", b"/dev/")) else ""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
-from crckpt.errors import CrckptError, MoveInDoubt
+from crckpt.errors import CrckptError, DumpFailed, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.packets import Capture
@@ -23,8 +26,6 @@ from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.preflight.rights import Right, find_frozen, refuse_new_rights
 from crckpt.migrate.request import MoveReport
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
-from crckpt.migrate.source.limits import limit_restore, limit_sending
-from crckpt.migrate.source.tree_end import TreeEnd
 from crckpt.migrate.transfer.late_packs import serve_reads
 from crckpt.migrate.transfer.send_packs import send_packs
 from crckpt.migrate.transfer.send_tails import SentLogs
@@ -38,6 +39,21 @@ from crckpt.store.moves import Move, advance, store_move
 
 _COMPARED_WITHIN_S: Final = 2.0 * ANSWERS_WITHIN_S
 _NO_LOGS: Final = SentLogs(())
+
+# How long the destination may take for its part, in seconds: it may live and do nothing while the tree is frozen.
+_ANSWER_S: Final = 120
+# Bytes per second, at least.
+_SLOWEST_RESTORE: Final = 16 << 20
+# Of --bandwidth, for each of some moves at once; used before the speed is known.
+_SLOWEST_LINK: Final = 4 << 10
+# The link may become slower than it was during the rounds.
+_SLOWER: Final = 10
+
+# Seconds: a killed process may have to free much memory first.
+_WITHIN_S: Final = 60.0
+_LOOK_S: Final = 0.005
+# A tree may have more processes than crckpt may have descriptors.
+_MOST_PIDFDS: Final = 256
 
 
 class SourceMove:
@@ -133,7 +149,7 @@ class LiveHandOver:
         """Ask the destination which of these files are the same there."""
         connection = self._source.connection
         with connection.limited(_COMPARED_WITHIN_S):
-            connection.send(messages.Compare(messages.encode_any(files)))
+            connection.send(messages.Compare(messages.encode(files)))
             return connection.receive(messages.Compared).same
 
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
@@ -215,3 +231,42 @@ def complete_hand_over(
     if source.readable is None:
         source.advance("done", is_settled=True)
     return running
+
+
+def limit_sending(checkpoint: Checkpoint, bytes_per_s: float) -> float:
+    """Return how many seconds it may take to send what is new in a checkpoint, after sending at this speed."""
+    return _ANSWER_S + checkpoint.statistics.new_bytes / max(bytes_per_s / _SLOWER, _SLOWEST_LINK)
+
+
+def limit_restore(checkpoint: Checkpoint) -> float:
+    """Return how many seconds the restore of a checkpoint may take there."""
+    return _ANSWER_S + checkpoint.statistics.raw_bytes / _SLOWEST_RESTORE
+
+
+class TreeEnd:
+    """The end of all processes of a tree that is frozen now: CRIU kills them after the commit, and does not wait."""
+
+    def __init__(self, tree: proc.Tree) -> None:
+        """Open pidfds, of the first processes: they report the end at once. Raises OSError."""
+        self._others = tree.processes[_MOST_PIDFDS:]
+        self._pidfds: list[int] = []
+        for process in tree.processes[:_MOST_PIDFDS]:
+            with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
+                self._pidfds.append(os.pidfd_open(process.pid))
+
+    def wait(self) -> None:
+        """Wait until every process has ended, reaped or not. Raises DumpFailed if one does not end."""
+        until = time.monotonic() + _WITHIN_S
+        error = DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
+        for descriptor in self._pidfds:
+            # Not select(2): it takes no descriptor above 1023.
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+                raise error
+            os.close(descriptor)
+        for process in self._others:
+            while process.identity.find() is not None:
+                if time.monotonic() >= until:
+                    raise error
+                time.sleep(_LOOK_S)

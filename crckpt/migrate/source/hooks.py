@@ -55,7 +55,13 @@ def run_hook(move: HookedMove, name: MoveStep) -> None:
         return
     step("hook.run", name)
     failed = "--before-freeze failed" if name == "before-freeze" else f"--address-hook failed at step {name}"
-    more = _environment(move, name)
+    more = {
+        "CRCKPT_MOVE_ID": move.move_id,
+        "CRCKPT_MOVE_STEP": name,
+        "CRCKPT_SOURCE": move.source,
+        "CRCKPT_DESTINATION": move.destination,
+        "CRCKPT_JOB": move.job,
+    }
     hint = f"try it: {' '.join(f'{key}={value}' for key, value in more.items())} {run.quote(('sh', '-c', command))}"
     try:
         done = run.run_shell(command, more, timeout=SECONDS[name], can_interrupt=name not in _LATE)
@@ -77,13 +83,3 @@ def run_late_hook(move: HookedMove, name: Literal["commit", "abort"]) -> Finding
     except HostCannot as error:
         return cause("address-hook").finding(failure=error.message, advice=error.hint)
     return None
-
-
-def _environment(move: HookedMove, name: MoveStep) -> dict[str, str]:
-    return {
-        "CRCKPT_MOVE_ID": move.move_id,
-        "CRCKPT_MOVE_STEP": name,
-        "CRCKPT_SOURCE": move.source,
-        "CRCKPT_DESTINATION": move.destination,
-        "CRCKPT_JOB": move.job,
-    }

@@ -13,7 +13,19 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, preflight_refusal
 from crckpt.causes.finding import distinct
-from crckpt.errors import CommandFailure, CrckptError, DumpFailed, Interrupted, MoveInDoubt
+from crckpt.causes.refusal import preflight_refusal
+from crckpt.errors import (
+    NOT_MADE,
+    TREE_RUNS,
+    UNCHANGED,
+    CommandFailure,
+    CrckptError,
+    DumpFailed,
+    Interrupted,
+    MoveInDoubt,
+    TargetNotRunning,
+    TreeStopped,
+)
 from crckpt.host import proc
 from crckpt.host.network.packets import capturing
 from crckpt.host.process.signals import stops_deferred
@@ -21,15 +33,8 @@ from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.report import GateReport, word_there
 from crckpt.migrate.request import MigrateRequest, MigrateResult, MoveReport, RoundSummary
-from crckpt.migrate.source.aborted import explain_abort, say_where_it_runs
 from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
-from crckpt.migrate.source.round_checkpoints import (
-    list_earlier_rounds,
-    make_note,
-    record_round,
-    rounds_removed,
-)
 from crckpt.migrate.source.rounds import (
     Round,
     check_budget,
@@ -37,24 +42,27 @@ from crckpt.migrate.source.rounds import (
     explain_end,
     guess_written_per_s,
     measure_round,
-    summarise,
+    record_round,
+    rounds_removed,
 )
 from crckpt.migrate.transfer.send_tails import SentLogs
 from crckpt.migrate.transfer.write_back import write_back
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.model import CheckpointId, JobName
+from crckpt.model import CheckpointId, JobName, Pid
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.ops.dump.result import DumpResult
 from crckpt.ops.failures import to_crckpt_error
-from crckpt.store import Checkpoint, Repository
+from crckpt.store import Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
-from crckpt.store.moves import Move, begin_move, mark_reported
+from crckpt.store.moves import Move, begin_move, mark_reported, read_move
 
 _ABORTED_WITHIN_S: Final = 10.0
+# What a dump says of a tree that runs. The checkpoints of the rounds were made.
+_OF_DUMP: Final = (TREE_RUNS, NOT_MADE, UNCHANGED)
 
 
 def read_manifest(repository: Repository, checkpoint: CheckpointId) -> bytes:
@@ -81,13 +89,15 @@ def move_tree(
     """
     began = time.monotonic()
     job = JobName(request.job or "")
+    before = read_move(repository.backend, job)
     move = replace(
         begin_move("source", job, request.host),
         peer_store=hello.store,
         remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
         options=to_builtins(request.options),
         root=proc.identify_live_root(root),
-        rounds=list_earlier_rounds(repository, job),
+        # Of a move that failed, or of a crckpt that was killed.
+        rounds=before.rounds if before is not None else (),
     )
     logs = SentLogs(found.logs)
     # Before anything is frozen: this also compares what is there already.
@@ -154,7 +164,10 @@ def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove
     try:
         yield
     except BaseException as error:
-        why = explain_abort(error) if isinstance(error, CrckptError) else str(error) or type(error).__name__
+        why = str(error) or type(error).__name__
+        if isinstance(error, CrckptError):
+            # Without what a dump says of a tree that runs on.
+            why = error.what if error.state in _OF_DUMP else error.message
         _record_failure(source, why)
         failed_hook = run_late_hook(hooked, "abort")
         if isinstance(error, OSError):
@@ -198,7 +211,7 @@ def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> 
         stop=number is None,
         tcp=request.tcp,
         # If the move fails, the user finds it in the list.
-        note=make_note(request.host, number) if number is not None else None,
+        note=f"move to {request.host}, round {number}" if number is not None else None,
         preflight=request.preflight,
         incremental=True,
         pre_copy=pre_copy,
@@ -211,12 +224,7 @@ def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> 
 
 
 def _copy_rounds(
-    request: MigrateRequest,
-    root: proc.Process,
-    context: Context,
-    source: SourceMove,
-    job: JobName,
-    report: MoveReport,
+    request: MigrateRequest, root: proc.Process, context: Context, source: SourceMove, job: JobName, report: MoveReport
 ) -> tuple[tuple[RoundSummary, ...], str]:
     """Copy the tree in rounds while it runs; return them, and why there were no more."""
     context = replace(context, progress=report.storing)
@@ -239,13 +247,21 @@ def _copy_rounds(
         send_s = time.monotonic() - dumped
         # Else the other host sees the files as they were.
         _write_back_shared(root)
-        _check_restore(request, context, source, checkpoint)
+        # The gate's last word; the destination also unpacks the memory.
+        manifest = read_manifest(source.repository, checkpoint.id)
+        source.connection.send(messages.CheckRestore(source.move.id, checkpoint.id, manifest, request.options))
+        verdict = source.connection.receive(messages.Verdict)
+        if verdict.blockers and request.preflight:
+            raise preflight_refusal(_reword(verdict.blockers, source, context))
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)
         before = taken
         written_per_s = last.written_per_s if len(rounds) > 1 else guess_written_per_s(taken)
         downtime = estimate_downtime(rounds, written_per_s, is_lazy=request.options.lazy is not None)
-        summaries.append(summarise(last, downtime, time.monotonic() - began))
+        spent, frozen_ms = time.monotonic() - began, last.frozen_s * 1000
+        summaries.append(
+            RoundSummary(last.raw_bytes, last.sent_bytes, spent, frozen_ms, downtime.ms, last.written_per_s)
+        )
         report.end_round(len(rounds), summaries[-1])
         if why := explain_end(request, rounds, downtime, source.connection.bytes_per_s):
             check_budget(request, downtime)
@@ -263,10 +279,11 @@ def _reword(found: tuple[Finding, ...], source: SourceMove, context: Context) ->
     return tuple(word_there(found, source.move.peer, ours=ours, theirs=theirs))
 
 
-def _check_restore(request: MigrateRequest, context: Context, source: SourceMove, checkpoint: Checkpoint) -> None:
-    """Have the destination check the restore of a round's checkpoint, and unpack its memory: the gate's last word."""
-    manifest = read_manifest(source.repository, checkpoint.id)
-    source.connection.send(messages.CheckRestore(source.move.id, checkpoint.id, manifest, request.options))
-    verdict = source.connection.receive(messages.Verdict)
-    if verdict.blockers and request.preflight:
-        raise preflight_refusal(_reword(verdict.blockers, source, context))
+def say_where_it_runs(error: CommandFailure, job: JobName, pid: Pid, failed_hook: Finding | None) -> CommandFailure:
+    """Return an error of a move that was aborted, which says what became of the program."""
+    if isinstance(error, TargetNotRunning):
+        ended = f"{job} (PID {pid}) ended while it was being moved; it was not moved"
+        error = error.reword(ended, state="", hint="")
+    elif error.state in _OF_DUMP or not (error.state or isinstance(error, TreeStopped)):
+        error = error.reword(state=f"{job} keeps running here")
+    return error if failed_hook is None else error.reword(error.message, state=failed_hook.what)

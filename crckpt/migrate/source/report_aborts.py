@@ -25,8 +25,13 @@ def settle_moves(
     of a move of this job.
     """
     last = read_move(repository.backend, job)
-    if last is not None:
-        _refuse_unfinished(last.judge())
+    if last is not None and not (now := last.judge()).is_over:
+        direction = f"to {now.peer}" if now.side == "source" else f"here from {now.peer}"
+        message, hint = f"crckpt (PID {now.owner.pid}) is moving {job} {direction}", "wait until it ends"
+        if not now.owner.is_alive:
+            message = f"an earlier move of {job} {direction} is unfinished"
+            hint = f"finish it first: crckpt migrate --resume {now.id}"
+        raise PreflightRefused(message, hint=hint, is_in_use=True)
     for move in read_all_moves(repository.backend)[0]:
         now = move.judge()
         # Only ssh knows whom it has reached: a host could claim that it has the store of another one.
@@ -37,18 +42,6 @@ def settle_moves(
                 # Of other jobs: `crckpt migrate --list` shows them.
                 if now.job == job:
                     raise
-
-
-def _refuse_unfinished(move: Move) -> None:
-    if move.is_over:
-        return
-    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
-    if move.owner.is_alive:
-        message, hint = f"crckpt (PID {move.owner.pid}) is moving {move.job} {direction}", "wait until it ends"
-    else:
-        message = f"an earlier move of {move.job} {direction} is unfinished"
-        hint = f"finish it first: crckpt migrate --resume {move.id}"
-    raise PreflightRefused(message, hint=hint, is_in_use=True)
 
 
 def report_abort(repository: Repository, connection: Connection, hello: messages.Hello, move: Move) -> Move:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.causes import mebibytes
-from crckpt.errors import KEEPS_RUNNING, PreflightRefused
-from crckpt.migrate.request import MigrateRequest, RoundSummary
-from crckpt.model import PAGE_SIZE
+from crckpt.errors import KEEPS_RUNNING, CrckptError, Interrupted, PreflightRefused
+from crckpt.migrate.request import MigrateRequest
+from crckpt.migrate.source.hand_over import SourceMove
+from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.dump.result import DumpResult
+from crckpt.store.layout import manifest_name
+from crckpt.store.moves import MOST_ROUNDS, store_move
 
 # A restore there without its memory, and the messages around it, take as long as a round takes here without storing
 # and sending: both start CRIU, and look at the same tree. This is before the first such round, in seconds.
@@ -104,11 +110,6 @@ def estimate_downtime(rounds: list[Round], written_per_s: float | None, *, is_la
     return Downtime((last.store_s + last.send_s) * share, frozen_s + restore_s + fill_s)
 
 
-def summarise(last: Round, downtime: Downtime, seconds: float) -> RoundSummary:
-    """Summarise a round for the user."""
-    return RoundSummary(last.raw_bytes, last.sent_bytes, seconds, last.frozen_s * 1000, downtime.ms, last.written_per_s)
-
-
 def explain_end(request: MigrateRequest, rounds: list[Round], downtime: Downtime, bytes_per_s: float | None) -> str:
     """Say why there are enough rounds; empty if another one is worth its time.
 
@@ -126,8 +127,12 @@ def explain_end(request: MigrateRequest, rounds: list[Round], downtime: Downtime
     if len(rounds) > 2 and last.raw_bytes > _LEAST_SHRINK * rounds[-2].raw_bytes:
         if downtime.written_s < downtime.fixed_s / 2:
             return _LITTLE_LEFT
-        written = f"{mebibytes(last.raw_bytes)} in {last.since_s:.1f} s"
-        return f"the program writes memory as fast as rounds copy it: {written}{_describe_link(last, bytes_per_s)}"
+        why = "the program writes memory as fast as rounds copy it: "
+        why += f"{mebibytes(last.raw_bytes)} in {last.since_s:.1f} s"
+        if bytes_per_s is not None and last.send_s >= last.since_s / 2:
+            # The round waited for it most of its time.
+            why += f"; the connection takes {mebibytes(round(bytes_per_s))} per second"
+        return why
     return ""
 
 
@@ -142,8 +147,33 @@ def check_budget(request: MigrateRequest, downtime: Downtime) -> None:
         )
 
 
-def _describe_link(last: Round, bytes_per_s: float | None) -> str:
-    """Say how fast the connection is if a round waits for it most of its time."""
-    if bytes_per_s is None or last.send_s < last.since_s / 2:
-        return ""
-    return f"; the connection takes {mebibytes(round(bytes_per_s))} per second"
+# Seconds.
+_REMOVED_WITHIN_S: Final = 1.0
+
+
+def record_round(source: SourceMove, checkpoint: CheckpointId) -> None:
+    """Record that a checkpoint is of a round: it is removed after the move, or after the next one."""
+    rounds = (*source.move.rounds, checkpoint)[-MOST_ROUNDS:]
+    source.move = store_move(source.repository.backend, replace(source.move, rounds=rounds))
+
+
+@contextmanager
+def rounds_removed(source: SourceMove) -> Iterator[None]:
+    """After the block, remove the checkpoints of rounds of the job's moves: the last one of the move has all of them.
+
+    If that does not exist, the newest round's is kept: the next move counts from it. So are those with a tag.
+    """
+    try:
+        yield
+    finally:
+        last, repository = source.move.checkpoint, source.repository
+        is_stored = last is not None and repository.backend.exists(manifest_name(last))
+        # A store in use keeps them: clients may wait.
+        with suppress(CrckptError, OSError, Interrupted), repository.exclusive(_REMOVED_WITHIN_S):
+            # Of those without a tag, oldest first.
+            left = set(source.move.rounds) - {tag.id for tag in repository.tags()}
+            found = repository.checkpoints(source.move.job) if source.move.rounds else ()
+            rounds = tuple(checkpoint.id for checkpoint in found if checkpoint.id in left)
+            kept = () if is_stored else rounds[-1:]
+            repository.remove([each for each in rounds if each not in kept])
+            source.move = store_move(repository.backend, replace(source.move, rounds=kept))

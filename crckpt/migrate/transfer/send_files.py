@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from crckpt.causes import mebibytes
 from crckpt.errors import KEEPS_RUNNING, DumpFailed, HostCannot, IntegrityError, PreflightRefused
@@ -24,10 +24,10 @@ from crckpt.host.disk.digests import read_digest
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.transfer.incoming_files import CHANNEL, IncomingFiles
-from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_sent
+from crckpt.migrate.transfer.sent_files import AT_ONCE, IncomingFiles, SentFile, decode_files, send_contents
+from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Files, Lacking, PackMessage, Sent, Stored
+from crckpt.migrate.wire.messages import Files, Lacking, Sent, Stored
 from crckpt.ops.context import Progress, ignore_progress
 
 _NOTHING: Final = hashlib.sha256().hexdigest()
@@ -58,7 +58,7 @@ def receive_files(connection: Connection, message: Files) -> None:
     files = decode_files(message.content)
     _check_owners(files)
     regular = [file for file in files if not file.is_directory]
-    with _placement() as placement:
+    with Placement() as placement:
         directories = [_open_above(placement, file) for file in files]
         asked = [(file, above) for file, above in zip(files, directories, strict=True) if not file.is_directory]
         placed = _Placed(placement, asked)
@@ -78,23 +78,10 @@ def receive_files(connection: Connection, message: Files) -> None:
     connection.send(Stored())
 
 
-@contextmanager
-def _placement() -> Iterator[Placement]:
-    """Give a placement that is undone if the block fails."""
-    placement = Placement()
-    try:
-        yield placement
-    except BaseException:
-        placement.undo()
-        raise
-    finally:
-        placement.close()
-
-
 def _describe(file: AskedFile) -> SentFile:
     """Describe a file as it is now, with its digest. Raises DumpFailed if it is another one than the tree uses."""
     path = Path(file.name)
-    above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(path))
+    above = tuple(read_owners(path))
     user, group = find_user_name(file.uid), find_group_name(file.gid)
     if stat.S_ISDIR(file.mode):
         return SentFile(file.path, file.mode, file.uid, file.gid, above, user=user, group=group)
@@ -111,29 +98,21 @@ def _describe(file: AskedFile) -> SentFile:
 
 def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable[[int], None]) -> None:
     asked = [replace(file, size=0) if file.is_log else file for file in asked]
-    files = [_describe(file) for file in asked]
+    files = tuple(_describe(file) for file in asked)
     questions = {file.path: file for file in asked}
-    connection.send(Files(encode_sent(tuple(files))))
-    regular = [file for file in files if not file.is_directory]
-    if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
-        raise connection.reject("Lacking with files that were not offered")
-    for file in regular:
-        connection.send(PackMessage(CHANNEL, file.digest, file.size))
-        _send_content(connection, questions[file.path], progress)
-    connection.send(Sent())
-    connection.receive(Stored)
 
+    def read(sent: SentFile) -> Generator[bytes]:
+        with opened(file := questions[sent.path]) as descriptor:
+            left = file.size
+            while left:
+                content = os.read(descriptor, min(left, connection.data_bytes))
+                if not content:
+                    raise _make_change_error(file)
+                yield content
+                left -= len(content)
+                progress(len(content))
 
-def _send_content(connection: Connection, file: AskedFile, progress: Callable[[int], None]) -> None:
-    with opened(file) as descriptor:
-        left = file.size
-        while left:
-            content = os.read(descriptor, min(left, connection.data_bytes))
-            if not content:
-                raise _make_change_error(file)
-            connection.send_data(CHANNEL, content)
-            left -= len(content)
-            progress(len(content))
+    send_contents(connection, Files(messages.encode(files)), [file for file in files if not file.is_directory], read)
 
 
 @contextmanager
@@ -163,9 +142,7 @@ def opened(file: AskedFile) -> Iterator[int]:
 def _make_change_error(file: AskedFile, change: str = "has changed") -> DumpFailed:
     meanwhile = "; do not rotate the log meanwhile" if file.is_log else ""
     return DumpFailed(
-        f"{file.name} {change} since the check",
-        state=KEEPS_RUNNING,
-        hint=f"run the command again{meanwhile}",
+        f"{file.name} {change} since the check", state=KEEPS_RUNNING, hint=f"run the command again{meanwhile}"
     )
 
 
@@ -184,11 +161,10 @@ def _check_owners(files: Sequence[SentFile]) -> None:
 
 def _open_above(placement: Placement, file: SentFile) -> int:
     """Open the directory of a file; make what is missing of its path."""
-    owners = [Ownership(each.mode, each.uid, each.gid) for each in file.above]
     path = Path(os.fsdecode(file.path))
     if file.is_directory:
-        return placement.open_directory(path, [*owners, Ownership(file.mode, file.uid, file.gid)], file.uid)
-    return placement.open_directory(path.parent, owners, file.uid)
+        return placement.open_directory(path, [*file.above, Ownership(file.mode, file.uid, file.gid)], file.uid)
+    return placement.open_directory(path.parent, file.above, file.uid)
 
 
 class _Placed:

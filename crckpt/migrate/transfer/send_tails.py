@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import asdict
-
 from crckpt.errors import KEEPS_RUNNING, DumpFailed, IntegrityError, PreflightRefused
-from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
+from crckpt.host.disk.placed_files import Placement, find_permissions, read_owners
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.transfer.incoming_files import CHANNEL, IncomingFiles
 from crckpt.migrate.transfer.send_files import opened
-from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, SentTail, decode_tails, encode_sent
+from crckpt.migrate.transfer.sent_files import AT_ONCE, IncomingFiles, SentFile, SentTail, decode_tails, send_contents
+from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Stored, Tails
+from crckpt.migrate.wire.messages import Lacking, Sent, Stored, Tails
 
 _WHAT: Final = "sent-tail"
 _AT_ONCE: Final = 1 << 20
@@ -69,7 +67,7 @@ class _Log:
                 raise _make_cut_error(file)
         if end == start and self.is_compared:
             return None
-        above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(Path(file.name)))
+        above = tuple(read_owners(Path(file.name)))
         sent = SentFile(file.path, mode, file.uid, file.gid, above, status.st_mtime_ns, end - self.start, digest)
         return SentTail(sent, self.start, before)
 
@@ -83,16 +81,15 @@ def _make_cut_error(file: AskedFile) -> DumpFailed:
 
 
 def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> None:
-    connection.send(Tails(encode_sent(tuple(tail for _, tail in tails))))
-    if connection.receive(Lacking).digests != tuple(tail.file.digest for _, tail in tails):
-        raise connection.reject("Lacking with logs that were not offered")
-    for log, tail in tails:
-        connection.send(PackMessage(CHANNEL, tail.file.digest, tail.file.size))
+    by_path = {tail.file.path: (log, tail) for log, tail in tails}
+
+    def read(sent: SentFile) -> Generator[bytes]:
+        log, tail = by_path[sent.path]
         with opened(log.file) as descriptor:
-            for content in _read(descriptor, tail.start, tail.start + tail.file.size, connection.data_bytes):
-                connection.send_data(CHANNEL, content)
-    connection.send(Sent())
-    connection.receive(Stored)
+            yield from _read(descriptor, tail.start, tail.start + sent.size, connection.data_bytes)
+
+    announced = Tails(messages.encode(tuple(tail for _, tail in tails)))
+    send_contents(connection, announced, [tail.file for _, tail in tails], read)
     for log, tail in tails:
         log.start, log.is_compared = tail.start + tail.file.size, True
 
@@ -104,25 +101,26 @@ def receive_tails(connection: Connection, message: Tails) -> None:
     not what was announced; OSError. Then nothing of it is left here.
     """
     tails = decode_tails(message.content)
-    placement = Placement()
     logs: list[tuple[SentTail, int]] = []
     incoming = IncomingFiles([tail.file for tail in tails], lambda number: logs[number][1], "log")
-    try:
-        for tail in tails:
-            logs.append((tail, _open_log(placement, tail)))
-        with connection.receiving(incoming):
-            connection.send(Lacking(tuple(tail.file.digest for tail in tails)))
-            connection.receive(Sent)
-        incoming.check_last()
-        _finish(logs, is_whole=incoming.missing is None)
-    except BaseException:
-        _cut_back(logs)
-        placement.undo()
-        raise
-    finally:
-        for _, descriptor in logs:
-            os.close(descriptor)
-        placement.close()
+    with Placement() as placement:
+        try:
+            for tail in tails:
+                logs.append((tail, _open_log(placement, tail)))
+            with connection.receiving(incoming):
+                connection.send(Lacking(tuple(tail.file.digest for tail in tails)))
+                connection.receive(Sent)
+            incoming.check_last()
+            _finish(logs, is_whole=incoming.missing is None)
+        except BaseException:
+            for tail, descriptor in logs:
+                with suppress(OSError):
+                    step(f"{_WHAT}.truncate", descriptor)
+                    os.ftruncate(descriptor, tail.start)
+            raise
+        finally:
+            for _, descriptor in logs:
+                os.close(descriptor)
     connection.send(Stored())
 
 
@@ -130,8 +128,7 @@ def _open_log(placement: Placement, tail: SentTail) -> int:
     """Open a log for appending if it is the same as the source's: owner, mode, and content before the tail."""
     file = tail.file
     path = Path(os.fsdecode(file.path))
-    owners = [Ownership(each.mode, each.uid, each.gid) for each in file.above]
-    directory = placement.open_directory(path.parent, owners, file.uid)
+    directory = placement.open_directory(path.parent, file.above, file.uid)
     found = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(found)
@@ -163,14 +160,6 @@ def _finish(logs: Sequence[tuple[SentTail, int]], *, is_whole: bool) -> None:
         os.utime(descriptor, ns=(tail.file.modified, tail.file.modified))
         step(f"{_WHAT}.sync", descriptor)
         os.fsync(descriptor)
-
-
-def _cut_back(logs: Sequence[tuple[SentTail, int]]) -> None:
-    """Remove what was appended."""
-    for tail, descriptor in logs:
-        with suppress(OSError):
-            step(f"{_WHAT}.truncate", descriptor)
-            os.ftruncate(descriptor, tail.start)
 
 
 def _read(descriptor: int, start: int, end: int, at_once: int = _AT_ONCE) -> Iterator[bytes]:

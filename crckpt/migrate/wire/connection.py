@@ -34,7 +34,7 @@ from crckpt.migrate.wire.connection_errors import (
     make_broken_error,
 )
 from crckpt.migrate.wire.events import Event
-from crckpt.migrate.wire.messages import Abort, Aborted, AnyMessage, Failed, MoveMessage, PackMessage
+from crckpt.migrate.wire.messages import Abort, Aborted, Failed, MoveMessage, PackMessage
 from crckpt.migrate.wire.reader import ConnectionReader
 from crckpt.migrate.wire.writer import ConnectionWriter
 
@@ -90,7 +90,7 @@ class Connection:
         self._is_closed = False
         # Something was received or written, or the connection was lost.
         self._changed = Event()
-        self._received: deque[tuple[AnyMessage | Exception, int]] = deque()
+        self._received: deque[tuple[MoveMessage | Exception, int]] = deque()
         self._pack_receiver: PackReceiver | None = None
         for descriptor in (incoming, outgoing):
             # Fewer system calls, where the descriptor is a pipe and the user may have such pipes.
@@ -141,7 +141,7 @@ class Connection:
                 self._writer.close()
                 self._changed.close()
 
-    def send(self, message: AnyMessage) -> None:
+    def send(self, message: MoveMessage) -> None:
         """Send a message. When it returns the system has it: the other side may never get it.
 
         Raises ConnectionLost, or what the other side has sent instead: its error; RemoteError for a message that is too
@@ -156,7 +156,7 @@ class Connection:
         self._wait(lambda: not self._writer.queued)
         step(f"sent.{kind}")
 
-    def post(self, message: AnyMessage) -> None:
+    def post(self, message: MoveMessage) -> None:
         """Let a message be sent, from any thread, without waiting. Raises what has ended the connection."""
         self.check()
         self._put(messages.encode(message))
@@ -301,7 +301,7 @@ class Connection:
                 raise found
             self._raise_refusal(found)
 
-    def _raise_refusal(self, message: AnyMessage) -> None:
+    def _raise_refusal(self, message: MoveMessage) -> None:
         if isinstance(message, Failed):
             raise message.to_error(self.peer)
         if isinstance(message, Abort):
@@ -318,7 +318,7 @@ class Connection:
 
     # Called by the reader
 
-    def _take_message(self, message: AnyMessage, size: int) -> None:
+    def _take_message(self, message: MoveMessage, size: int) -> None:
         if isinstance(message, PackMessage):
             self._with_receiver(f"Pack {message.digest[:12]}", lambda receiver: receiver.begin(message))
             return

@@ -47,10 +47,7 @@ class PrintedText(ConnectionLost):
     def __init__(self, peer: str, text: str, *, has_begun: bool = False, has_ended: bool = False) -> None:
         shown = " ".join(text.split())[:500]
         if has_ended and not has_begun:
-            super().__init__(
-                f"{peer} printed text, and did not run crckpt: {shown}",
-                hint=ALLOW_COMMANDS,
-            )
+            super().__init__(f"{peer} printed text, and did not run crckpt: {shown}", hint=ALLOW_COMMANDS)
             return
         where = "among crckpt's messages" if has_begun else "before crckpt's first message"
         super().__init__(

@@ -24,16 +24,21 @@ ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from contextlib import suppress
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from crckpt.causes import Finding
-from crckpt.errors import CommandFailure, PreflightRefused, RemoteError, error_text
+from crckpt.errors import CommandFailure, IntegrityError, PreflightRefused, RemoteError, error_text
 from crckpt.host.process.typed_command import REMOTE_STORE
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, MoveId, Pid
 from crckpt.store.move_states import State
+
+T = TypeVar("T")
 
 PROTOCOL: Final = 1
 """The version of the frames and messages: two crckpts with different ones refuse each other."""
@@ -67,9 +72,6 @@ Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1
 """An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
 
 Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]
-
-
-Lazy: TypeAlias = Literal["local", "source"]
 
 
 class MoveMessage(Struct, frozen=True, tag=True):
@@ -183,7 +185,7 @@ class RestoreOptions(Struct, frozen=True):
     allow_weaker: bool = False
     preflight: bool = True
     addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
-    lazy: Lazy | None = None
+    lazy: Literal["local", "source"] | None = None
 
 
 class CheckRestore(MoveMessage, frozen=True):
@@ -317,36 +319,9 @@ class MoveState(MoveMessage, frozen=True):
     has_ended: bool = False
 
 
-AnyMessage: TypeAlias = (
-    Hello
-    | Questions
-    | Answers
-    | Files
-    | Tails
-    | Compare
-    | Compared
-    | Offer
-    | Lacking
-    | PackMessage
-    | Sent
-    | Stored
-    | CheckRestore
-    | Verdict
-    | Prepare
-    | Prepared
-    | Ended
-    | Running
-    | Read
-    | Content
-    | Complete
-    | Abort
-    | Aborted
-    | Failed
-    | Resume
-    | MoveState
+_DECODER: Final[msgspec.msgpack.Decoder[MoveMessage]] = msgspec.msgpack.Decoder(
+    reduce(or_, MoveMessage.__subclasses__())
 )
-
-_DECODER: Final[msgspec.msgpack.Decoder[AnyMessage]] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 class _AnyHello(Struct, tag="Hello"):
@@ -355,24 +330,15 @@ class _AnyHello(Struct, tag="Hello"):
 
 
 _ANY_HELLO: Final = msgspec.msgpack.Decoder(_AnyHello)
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError)
 
 
 class OtherProtocol(Exception):
-    """The Hello of a crckpt that speaks another version of the protocol; `version` is that of crckpt."""
-
-    def __init__(self, protocol: int, version: str) -> None:
-        super().__init__(protocol, version)
-        self.protocol = protocol
-        self.version = version
+    """The Hello of a crckpt that speaks another protocol; `args` are the versions of that, and of the crckpt."""
 
 
-def encode(message: AnyMessage) -> bytes:
-    """Encode a message."""
-    return encode_any(message)
-
-
-def encode_any(value: Struct | tuple[Struct, ...]) -> bytes:
-    """Encode messages, or the content of one."""
+def encode(value: Struct | tuple[Struct, ...]) -> bytes:
+    """Encode a message, or the content of one."""
     try:
         return msgspec.msgpack.encode(value)
     except UnicodeEncodeError:
@@ -380,17 +346,28 @@ def encode_any(value: Struct | tuple[Struct, ...]) -> bytes:
         return msgspec.msgpack.encode(_as_unicode(msgspec.to_builtins(value, builtin_types=(bytes,))))
 
 
-def decode(content: bytes | memoryview) -> AnyMessage:
+def decode(content: bytes | memoryview) -> MoveMessage:
     """Decode a message. Raises OtherProtocol for such a Hello, ValueError for what is no message of this protocol."""
     try:
         message = _DECODER.decode(content)
-    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
-        if (other := _read_any_hello(content)) is not None and other.protocol != PROTOCOL:
-            raise OtherProtocol(other.protocol, other.version) from error
+    except _UNREADABLE as error:
+        with suppress(*_UNREADABLE):
+            if (other := _ANY_HELLO.decode(content)).protocol != PROTOCOL:
+                raise OtherProtocol(other.protocol, other.version) from error
         raise ValueError(str(error) or type(error).__name__) from error
     if isinstance(message, Hello) and message.protocol != PROTOCOL:
         raise OtherProtocol(message.protocol, message.version)
     return message
+
+
+def decode_content(content: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, most: int = MOST_BYTES) -> T:
+    """Decode the content of a message of the other host, of which `what` comes. Raises IntegrityError."""
+    if len(content) > most:
+        raise IntegrityError(f"{what} of the other host: {len(content)} bytes; at most {most} are allowed")
+    try:
+        return decoder.decode(content)
+    except _UNREADABLE as error:
+        raise IntegrityError(f"{what} of the other host cannot be read: {error}") from error
 
 
 def make_failed(error: CommandFailure | OSError) -> Failed:
@@ -399,13 +376,6 @@ def make_failed(error: CommandFailure | OSError) -> Failed:
         causes = tuple(map(cut_text, error.causes[:1000]))
         return Failed(error.exit_code, cut_text(error.message), cut_text(error.hint), causes)
     return Failed(RemoteError.exit_code, cut_text(error_text(error)))
-
-
-def _read_any_hello(content: bytes | memoryview) -> _AnyHello | None:
-    try:
-        return _ANY_HELLO.decode(content)
-    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def cut_text(text: str) -> str:

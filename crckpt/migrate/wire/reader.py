@@ -24,7 +24,7 @@ from crckpt.migrate.wire.connection_errors import (
     make_silence_error,
 )
 from crckpt.migrate.wire.events import Event
-from crckpt.migrate.wire.messages import AnyMessage
+from crckpt.migrate.wire.messages import MoveMessage
 
 # ssh may ask the user for a password before anything comes.
 _FIRST_S: Final = limit("CRCKPT_FIRST_S", 300)
@@ -42,7 +42,7 @@ class ConnectionReader:
         descriptor: int,
         peer: str,
         patience_s: float,
-        take_message: Callable[[AnyMessage, int], None],
+        take_message: Callable[[MoveMessage, int], None],
         take_data: Callable[[int, memoryview], None],
         on_lost: Callable[[CrckptError], None],
     ) -> None:
@@ -126,12 +126,13 @@ class ConnectionReader:
             text, has_ended = self._read_text(content)
             raise PrintedText(self._peer, text, has_begun=has_begun, has_ended=has_ended) from None
 
-    def _decode(self, content: bytes) -> AnyMessage:
+    def _decode(self, content: bytes) -> MoveMessage:
         try:
             return messages.decode(content)
         except messages.OtherProtocol as error:
+            protocol, version = error.args
             raise RemoteError(
-                f"{self._peer} has crckpt {error.version}, which speaks version {error.protocol} of the migration "
+                f"{self._peer} has crckpt {version}, which speaks version {protocol} of the migration "
                 f"protocol; crckpt on this host speaks version {messages.PROTOCOL}",
                 hint="install the same version of crckpt on both hosts",
             ) from error

@@ -15,7 +15,6 @@ from crckpt.helper.kinds import FILLER
 from crckpt.helper.start import start_helper
 from crckpt.host import proc
 from crckpt.model import CheckpointId, PackId
-from crckpt.ops.lazy.fetch import serve_fetches
 from crckpt.ops.lazy.plan import ProcessPlan
 from crckpt.ops.lazy.protocol import (
     Arrived,
@@ -27,6 +26,7 @@ from crckpt.ops.lazy.protocol import (
     Plan,
     Planned,
     Started,
+    serve_fetches,
 )
 from crckpt.store.late_backend import Fetch
 

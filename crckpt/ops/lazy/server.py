@@ -32,9 +32,7 @@ from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.host.syscalls.userfaultfd import MissingPages
 from crckpt.ops.lazy.address_space import FilledSpace
-from crckpt.ops.lazy.family import Family
-from crckpt.ops.lazy.fetch import Fetcher
-from crckpt.ops.lazy.guard import GuardedTree, fork_guarded
+from crckpt.ops.lazy.family import Family, GuardedTree, fork_guarded
 from crckpt.ops.lazy.marks import open_mark, remove_mark
 from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
@@ -43,6 +41,7 @@ from crckpt.ops.lazy.protocol import (
     Arrived,
     Attach,
     Attached,
+    Fetcher,
     Filled,
     FillerMessage,
     FillFailed,

@@ -26,14 +26,7 @@ from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.dump_basis import RoundBase
-from crckpt.tracking.keeper.protocol import (
-    Answer,
-    Keeper,
-    KeeperRequest,
-    base_name,
-    begin_answer,
-    read_committed_base,
-)
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest, base_name, begin_answer, read_committed_base
 from crckpt.tracking.preload import library
 from crckpt.tracking.tracker import Tracker
 

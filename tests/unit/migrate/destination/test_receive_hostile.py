@@ -26,15 +26,15 @@ MOVE = MoveId("0123456789abcdef")
 @pytest.fixture(autouse=True)
 def in_our_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the tests where they are."""
-    monkeypatch.setattr(receive, "SshSession", lambda _source: SimpleNamespace(leave=lambda _job: None))
+    monkeypatch.setattr(receive, "leave_session", lambda _name, _description: "")
 
 
-def serve(repository: Repository, *sent: messages.AnyMessage) -> list[object]:
+def serve(repository: Repository, *sent: messages.MoveMessage) -> list[object]:
     """Serve a source that sends these messages, and then is lost; return the answers."""
     answers: list[object] = []
     left = list(sent)
 
-    def receive_next(*_kinds: type) -> messages.AnyMessage:
+    def receive_next(*_kinds: type) -> messages.MoveMessage:
         if not left:
             raise ConnectionLost("the connection was lost")
         return left.pop(0)

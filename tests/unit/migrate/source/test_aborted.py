@@ -16,7 +16,7 @@ from crckpt.errors import (
     TargetNotRunning,
     TreeStopped,
 )
-from crckpt.migrate.source.aborted import say_where_it_runs
+from crckpt.migrate.source.move import say_where_it_runs
 from crckpt.model import JobName
 
 _INTERRUPTED = "interrupted by SIGINT; app keeps running here"

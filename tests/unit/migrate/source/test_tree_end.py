@@ -14,7 +14,7 @@ import pytest
 
 from crckpt.host import proc
 from crckpt.host.process.run import start_with_pipes
-from crckpt.migrate.source.tree_end import TreeEnd
+from crckpt.migrate.source.hand_over import TreeEnd
 
 _CHILDREN = """
 import os, signal, sys

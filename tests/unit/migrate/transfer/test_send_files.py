@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from crckpt.causes import Refusal
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
+from crckpt.host.disk.placed_files import Ownership
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.preflight.report import plan_sending
-from crckpt.migrate.preflight.sendable import find_sendable
+from crckpt.migrate.preflight.report import find_sendable, plan_sending
 from crckpt.migrate.transfer import send_files as module
 from crckpt.migrate.transfer.send_files import receive_files, send_files
-from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, decode_files, encode_sent
-from crckpt.migrate.wire.messages import Files, Lacking, Sent, make_failed
+from crckpt.migrate.transfer.sent_files import SentFile, decode_files
+from crckpt.migrate.wire.messages import Files, Lacking, Sent, encode, make_failed
 
 pytestmark = pytest.mark.usefixtures("is_root")
 
@@ -292,7 +292,7 @@ def test_file_that_would_belong_to_another_user_is_refused(elsewhere: Path, monk
 
 
 def _sent(path: bytes, **more: object) -> SentFile:
-    above = (SentDirectory(0o755, 0, 0),) * (len(path.split(b"/")) - 2)
+    above = (Ownership(0o755, 0, 0),) * (len(path.split(b"/")) - 2)
     file = SentFile(path, stat.S_IFREG | 0o644, 0, 0, above, size=1, digest=hashlib.sha256(b"x").hexdigest())
     return replace(file, **more)
 
@@ -316,16 +316,14 @@ def _sent(path: bytes, **more: object) -> SentFile:
 )
 def test_file_list_is_validated(file: SentFile) -> None:
     good = _sent(b"/etc/x")
-    assert decode_files(encode_sent((good,))) == (good,)
+    assert decode_files(encode((good,))) == (good,)
     with pytest.raises(IntegrityError):
-        decode_files(encode_sent((good, file)))
+        decode_files(encode((good, file)))
 
 
 def test_system_directories_are_refused() -> None:
-    placement = placed_files.Placement()
-    with pytest.raises(PreflightRefused, match="made by the kernel"):
+    with placed_files.Placement() as placement, pytest.raises(PreflightRefused, match="made by the kernel"):
         placement.open_directory(Path("/proc/self"), (), 0)
-    placement.close()
 
 
 def test_move_that_lacks_only_files_is_possible_after_sending(

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from connected import connected, in_thread
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused
-from crckpt.host.disk.placed_files import read_owners
+from crckpt.host.disk.placed_files import Ownership, read_owners
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer import send_files
 from crckpt.migrate.transfer.send_tails import SentLogs, receive_tails
-from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, SentTail, decode_tails, encode_sent
+from crckpt.migrate.transfer.sent_files import SentFile, SentTail, decode_tails
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Tails, make_failed
+from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Tails, encode, make_failed
 
 pytestmark = pytest.mark.usefixtures("is_root")
 
@@ -187,7 +187,7 @@ def test_removed_log_is_refused(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("content", [b"other", b"gained", b""])
 def test_unannounced_content_is_cut_off(logs: Logs, content: bytes) -> None:
-    above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(logs.there))
+    above = tuple(read_owners(logs.there))
     mode = logs.here.stat().st_mode
     digest = hashlib.sha256(b"gained").hexdigest()
     tail = SentTail(
@@ -195,7 +195,7 @@ def test_unannounced_content_is_cut_off(logs: Logs, content: bytes) -> None:
     )
 
     def work(source: Connection) -> None:
-        source.send(Tails(encode_sent((tail,))))
+        source.send(Tails(encode((tail,))))
         assert source.receive(Lacking).digests == (digest,)
         if content:
             source.send(PackMessage(0, digest, len(b"gained")))
@@ -209,8 +209,8 @@ def test_unannounced_content_is_cut_off(logs: Logs, content: bytes) -> None:
 
 
 def test_received_tails_are_validated() -> None:
-    path = SentFile(b"/srv/log", 0o100640, 0, 0, (SentDirectory(0o755, 0, 0),), 0, 1, "ab" * 32)
-    assert decode_tails(encode_sent((SentTail(path, 5),))) == (SentTail(path, 5),)
+    path = SentFile(b"/srv/log", 0o100640, 0, 0, (Ownership(0o755, 0, 0),), 0, 1, "ab" * 32)
+    assert decode_tails(encode((SentTail(path, 5),))) == (SentTail(path, 5),)
     for bad in (
         replace(path, path=b"/srv/../log", above=path.above * 2),
         replace(path, path=b"log"),
@@ -218,7 +218,7 @@ def test_received_tails_are_validated() -> None:
         replace(path, mode=0o104755),
     ):
         with pytest.raises(IntegrityError):
-            decode_tails(encode_sent((SentTail(bad, 0),)))
-    for content in (b"", b"\xc1", encode_sent((SentTail(path, 5, "x"),)), bytes(17 << 20)):
+            decode_tails(encode((SentTail(bad, 0),)))
+    for content in (b"", b"\xc1", encode((SentTail(path, 5, "x"),)), bytes(17 << 20)):
         with pytest.raises(IntegrityError):
             decode_tails(content)

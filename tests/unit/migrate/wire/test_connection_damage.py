@@ -111,7 +111,7 @@ class Conversation:
         return error
 
 
-def decode_frame(frame: bytes) -> messages.AnyMessage | None:
+def decode_frame(frame: bytes) -> messages.MoveMessage | None:
     """The message in a frame, if there is one."""
     return messages.decode(frame[HEADER_BYTES:]) if read_header(frame[:HEADER_BYTES]).kind == MESSAGE else None
 

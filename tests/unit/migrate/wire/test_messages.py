@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from typing import get_args
 
 import msgspec
 import pytest
@@ -18,7 +17,6 @@ from crckpt.migrate.wire.messages import (
     Abort,
     Aborted,
     Answers,
-    AnyMessage,
     CheckRestore,
     Compare,
     Compared,
@@ -28,6 +26,7 @@ from crckpt.migrate.wire.messages import (
     Failed,
     Files,
     Lacking,
+    MoveMessage,
     MoveState,
     Offer,
     OtherProtocol,
@@ -56,7 +55,7 @@ FINDING = cause("file-missing").finding(path="/srv/x", use="fd 3")
 OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True, lazy="source")
 ADDRESSES = ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")
 
-EXAMPLES: tuple[AnyMessage, ...] = (
+EXAMPLES: tuple[MoveMessage, ...] = (
     HELLO,
     Questions(b"\x00?"),
     Answers(b"\xff!"),
@@ -87,11 +86,11 @@ EXAMPLES: tuple[AnyMessage, ...] = (
 
 
 def test_every_message_has_an_example() -> None:
-    assert {type(example) for example in EXAMPLES} == set(get_args(AnyMessage))
+    assert {type(example) for example in EXAMPLES} == set(MoveMessage.__subclasses__())
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_message_round_trips(message: AnyMessage) -> None:
+def test_message_round_trips(message: MoveMessage) -> None:
     assert decode(encode(message)) == message
 
 
@@ -112,7 +111,7 @@ def test_message_round_trips(message: AnyMessage) -> None:
     ],
     ids=str,
 )
-def test_message_with_a_forbidden_value_is_refused(wrong: AnyMessage) -> None:
+def test_message_with_a_forbidden_value_is_refused(wrong: MoveMessage) -> None:
     with pytest.raises(ValueError, match=r"Expected|Invalid enum value"):
         decode(encode(wrong))
 
@@ -150,7 +149,7 @@ def test_other_protocol_is_recognized_by_any_hello(change: dict[str, object]) ->
     later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "0.9", **change}
     with pytest.raises(OtherProtocol) as caught:
         decode(msgspec.msgpack.encode(later))
-    assert (caught.value.protocol, caught.value.version) == (2, "0.9")
+    assert caught.value.args == (2, "0.9")
 
 
 def test_damaged_hello_is_not_another_protocol() -> None:

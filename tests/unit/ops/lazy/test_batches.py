@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crckpt.ops.lazy.batches import Batches
+from crckpt.ops.lazy.address_space import Batches
 
 
 def claim_all(batches: Batches) -> list[int]:

@@ -12,8 +12,7 @@ from other_user import NOBODY
 from trees import PYTHON
 
 from crckpt.host import proc
-from crckpt.ops.lazy.family import Family
-from crckpt.ops.lazy.guard import GuardedTree, _end
+from crckpt.ops.lazy.family import Family, GuardedTree, _end
 
 WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
 INCOMPLETE = f"""
