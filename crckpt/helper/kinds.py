@@ -56,12 +56,6 @@ ADDRESS_GUARD: Final = HelperKind(
     ends="the end of its move",
     killed="find out what killed it (journalctl -k), then try again",
 )
-USERFAULTFD_TAKER: Final = HelperKind(
-    name="userfaultfd taker",
-    module="crckpt.helper.calls.userfaultfd_taker",
-    title="the helper process",
-    ends="itself, within seconds",
-)
 REMOTE_CALLER: Final = HelperKind(
     name="remote caller",
     module="crckpt.helper.calls.remote_caller",
@@ -75,4 +69,4 @@ INIT: Final = HelperKind(
     ends="the end of its tree",
 )
 
-KINDS: Final = (KEEPER, FILLER, TERMINAL, ADDRESS_GUARD, USERFAULTFD_TAKER, REMOTE_CALLER, INIT)
+KINDS: Final = (KEEPER, FILLER, TERMINAL, ADDRESS_GUARD, REMOTE_CALLER, INIT)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
-from crckpt.helper.calls.take_userfaultfd import TakeResult, close_descriptors, take_userfaultfds
+from crckpt.helper.calls.remote_calls import TakeResult, close_descriptors, take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.tracking import refusals
 from crckpt.tracking.preload import library

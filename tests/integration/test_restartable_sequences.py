@@ -15,8 +15,7 @@ from incremental import wrapper
 from stopped import BY_NAME, JOB
 from trees import READY_S, started, wait_for
 
-from crckpt.helper.calls.remote_calls import Order, carry_out
-from crckpt.helper.calls.take_userfaultfd import take_userfaultfds
+from crckpt.helper.calls.remote_calls import Order, carry_out, take_userfaultfds
 from crckpt.host.proc.status import tracer
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump

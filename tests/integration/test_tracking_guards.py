@@ -17,7 +17,7 @@ import pytest
 from entering import preload_library, reset
 from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compile_program
 
-from crckpt.helper.calls.take_userfaultfd import take_userfaultfds
+from crckpt.helper.calls.remote_calls import take_userfaultfds
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.userfaultfd import WriteProtection

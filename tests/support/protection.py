@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from crckpt.helper.calls.take_userfaultfd import take_userfaultfds
+from crckpt.helper.calls.remote_calls import take_userfaultfds
 from crckpt.host.syscalls.pagemap import find_written, private_anonymous
 from crckpt.host.syscalls.userfaultfd import ASYNC_WRITE_PROTECTION, WriteProtection
 

@@ -1,7 +1,8 @@
-"""The helper process that makes system calls in threads of other processes.
+"""The helper process that makes system calls in threads of other processes: a tracer must do nothing else.
 
-In a restore's hold CRIU traces the root of a tree that becomes our child. While CRIU waits for its script, the helper
-makes it detach from that thread, and seize it again afterwards.
+It ends within seconds, unless a process gets no CPU time in the middle of a call. If the helper dies, the kernel
+releases the process. In a restore's hold CRIU traces the root of a tree that becomes our child. While CRIU waits for
+its script, the helper makes it detach from that thread, and seize it again afterwards.
 """
 
 from __future__ import annotations
@@ -9,15 +10,24 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from crckpt.errors import HostCannot, error_text
-from crckpt.helper.calls.remote_calls import LOCKED_AT_ONCE, LOCKED_NOT, LOCKED_WHEN_USED, Order, OrderResult, Orders
-from crckpt.helper.channel import HelperEnded, open_control
+from crckpt.helper.calls.remote_calls import (
+    LOCKED_AT_ONCE,
+    LOCKED_NOT,
+    LOCKED_WHEN_USED,
+    Order,
+    OrderResult,
+    Orders,
+    TakeOrder,
+)
+from crckpt.helper.channel import Channel, HelperEnded, open_control
 from crckpt.helper.kinds import REMOTE_CALLER
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.inside import has_landlock_domain, read_segments, set_segments
@@ -43,22 +53,58 @@ _MOST_ERRNO: Final = 4095
 
 def main(number: str) -> None:
     """Carry out the orders that come over this descriptor, and send the result of each."""
+    # A thread may be in the middle of our call, for about a millisecond. If its tracer dies then, the thread runs on
+    # with our registers, and the program ends. So be spared by signals, and when memory runs out; nothing helps against
+    # SIGKILL.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
     control = open_control(REMOTE_CALLER, number)
     for order in control.receive(Orders).orders:
-        control.send(_carry_out_one(order))
+        if isinstance(order, Order):
+            control.send(_carry_out_one(order))
+            continue
+        # A child for each process: a thread that cannot be stopped stays seized until its tracer ends.
+        child = os.fork()
+        if child == 0:
+            _take(order, control)
+        os.waitpid(child, 0)
+
+
+def _take(order: TakeOrder, control: Channel) -> NoReturn:
+    # Most helpers do without it.
+    from crckpt.helper.calls.taken_userfaultfd import close_in, take_one
+
+    try:
+        result, descriptors = OrderResult(order.process.pid), list[int]()
+        try:
+            if order.surplus < 0:
+                descriptors = [take_one(order.process)]
+            else:
+                close_in(order.process, order.surplus)
+        except HostCannot as error:
+            result = OrderResult(order.process.pid, why=error.message, hint=error.hint)
+        except OSError as error:
+            why = f"PID {order.process.pid} cannot be entered: {error.strerror or error}"
+            result = OrderResult(order.process.pid, why=why)
+        control.send(result, descriptors)
+    finally:
+        os._exit(0)
 
 
 def _carry_out_one(order: Order) -> OrderResult:
     try:
         if order.does == "ask":
             with ptrace.stopped(order.pid, identity=order.process) as thread:
-                return OrderResult(dict(_read_attributes(thread, order.pid)))
+                return OrderResult(order.pid, dict(_read_attributes(thread, order.pid)))
         with _without_tracer(order), ptrace.stopped(order.pid, order.tid) as thread:
-            return OrderResult(failed=tuple(_set(thread, order)))
+            answers = ((name, _set(thread, name, value)) for name, value in order.values)
+            failed = tuple((name, os.strerror(-answer)) for name, answer in answers if answer < 0)
+            return OrderResult(order.pid, failed=failed)
     except HostCannot as error:
-        return OrderResult(why=error.message)
+        return OrderResult(order.pid, why=error.message)
     except (OSError, ValueError) as error:
-        return OrderResult(why=f"crckpt cannot attach to PID {order.pid}: {error_text(error)}")
+        return OrderResult(order.pid, why=f"crckpt cannot attach to PID {order.pid}: {error_text(error)}")
 
 
 def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -81,13 +127,10 @@ def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[s
     if thread.tid != pid:
         # Each thread has a domain of its own.
         raise HostCannot(f"the main thread of PID {pid} is in uninterruptible sleep")
-    if has_landlock_domain(pid, lambda other: thread.system_call(*_compare(thread, pid, other))):
+    # kcmp(2), of the memory of two processes
+    compare = 349 if thread.is_compat else 312
+    if has_landlock_domain(pid, lambda other: thread.system_call(compare, pid, other, 1, 0, 0)):
         yield "landlock", (1,)
-
-
-def _compare(thread: ptrace.StoppedThread, pid: int, other: int) -> tuple[int, ...]:
-    """Number and arguments of the call of kcmp(2) that compares the memory of two processes."""
-    return (349 if thread.is_compat else 312, pid, other, 1, 0, 0)
 
 
 def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
@@ -103,26 +146,17 @@ def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
     try:
         if thread.system_call(_MADVISE_32 if thread.is_compat else _MADVISE, made, mmap.PAGESIZE, _DONTNEED) == 0:
             return LOCKED_NOT
-        return LOCKED_AT_ONCE if _is_present(pid, made & 0xFFFFFFFF if thread.is_compat else made) else LOCKED_WHEN_USED
+        address = made & 0xFFFFFFFF if thread.is_compat else made
+        with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
+            file.seek(address // mmap.PAGESIZE * 8)
+            is_present = int.from_bytes(file.read(8), "little") >> 63
+        return LOCKED_AT_ONCE if is_present else LOCKED_WHEN_USED
     finally:
         thread.system_call(_MUNMAP_32 if thread.is_compat else _MUNMAP, made, mmap.PAGESIZE)
 
 
-def _is_present(pid: int, address: int) -> bool:
-    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
-        file.seek(address // mmap.PAGESIZE * 8)
-        return bool(int.from_bytes(file.read(8), "little") >> 63)
-
-
-def _set(thread: ptrace.StoppedThread, order: Order) -> Iterator[tuple[str, str]]:
-    """Set the values of an order; yield (name, why) of those that could not be set."""
-    for name, value in order.values:
-        answer = _set_one(thread, name, value)
-        if answer < 0:
-            yield name, os.strerror(-answer)
-
-
-def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) -> int:
+def _set(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) -> int:
+    """Set one attribute. A negative number is an error."""
     if name in _BY_SEVERAL_CALLS:
         return _BY_SEVERAL_CALLS[name](thread, *value)
     number = value[0] if value else 0
@@ -167,18 +201,14 @@ def _set_directories(thread: ptrace.StoppedThread, *value: int) -> int:
     found = thread.system_call(_UNSHARE, _CLONE_FS)
     for call, path in ((_CHDIR, work), (_CHROOT, root)):
         if found == 0 and not (call == _CHROOT and root == begin):
-            with thread.lent(_path_below(begin, path) + b"\0") as address:
+            if begin != b"/" and (path + b"/").startswith(begin + b"/"):
+                path = b"/" + path.removeprefix(begin).lstrip(b"/")
+            with thread.lent(path + b"\0") as address:
                 found = thread.system_call(call, address)
     if found == 0:
         thread.system_call(_UMASK, umask)
     # A symlink may lead elsewhere now.
     return found if found or tasks.directories(thread.tid) == value else -errno.ESTALE
-
-
-def _path_below(root: bytes, path: bytes) -> bytes:
-    if root == b"/":
-        return path
-    return b"/" + path.removeprefix(root).lstrip(b"/") if (path + b"/").startswith(root + b"/") else path
 
 
 def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:

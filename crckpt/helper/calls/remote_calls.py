@@ -1,14 +1,17 @@
-"""Make system calls in threads of other processes, to read and set attributes that only they can read and set."""
+"""Enter other processes by a helper process: each reads and sets attributes that only it can, or gives a userfaultfd.
+
+One thread of each is stopped for some milliseconds. A system call in which it waits is restarted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from crckpt.helper.kinds import REMOTE_CALLER
-from crckpt.host.proc import Identity
+from crckpt.host import proc
 
 # For one process.
 _PATIENCE_S: Final = 15.0
@@ -17,7 +20,7 @@ LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 """Whether new maps of a process are locked in memory: mlockall(2)."""
 
 
-class Order(Struct, frozen=True):
+class Order(Struct, frozen=True, tag=True):
     """The task of thread `tid` of the process `pid`: `ask`, or set attributes by name, in this order.
 
     With `process` it must be this one. With `is_lent` the thread's tracer, a CRIU that waits in a restore's hold, must
@@ -29,34 +32,79 @@ class Order(Struct, frozen=True):
     does: Literal["ask", "set"]
     values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     is_lent: bool = False
-    process: Identity | None = None
+    process: proc.Identity | None = None
+
+
+class TakeOrder(Struct, frozen=True, tag=True):
+    """Take a userfaultfd of the process; or close its descriptor `surplus`, if that is not -1."""
+
+    process: proc.Identity
+    surplus: int = -1
 
 
 class Orders(Struct, frozen=True):
     """What the helper is to do, in this order."""
 
-    orders: tuple[Order, ...]
+    orders: tuple[Order | TakeOrder, ...]
 
 
 class OrderResult(Struct, frozen=True):
     """The result of an order: the `values` that were read; `failed` are (name, why) of those that could not be set.
 
-    With `why` no call could be made in that thread.
+    With `why`, and perhaps a remedy, nothing could be done in that process. A userfaultfd comes with the message.
     """
 
+    pid: int
     values: dict[str, tuple[int, ...]] = {}
     failed: tuple[tuple[str, str], ...] = ()
     why: str = ""
+    hint: str = ""
+
+
+class TakeResult(Struct, frozen=True):
+    """The result for one process: our `descriptor`; or -1, the reason, and a remedy."""
+
+    pid: int
+    descriptor: int
+    why: str = ""
+    hint: str = ""
 
 
 def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
     """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each."""
+    answers, why = _carry_out(orders)
+    # The helper answers in the order of the orders: the last ones have no answer.
+    missing = (OrderResult(order.pid, why=f"{REMOTE_CALLER.title} {why}") for order in orders[len(answers) :])
+    return (*(found for found, _ in answers), *missing)
+
+
+def take_userfaultfds(pids: Iterable[int]) -> tuple[TakeResult, ...]:
+    """Take a userfaultfd of each of these processes; the caller closes them. Takes about 0.1 s for all.
+
+    The process makes one, we duplicate it, and the process closes its own.
+    """
+    return _take_each(dict.fromkeys(pids, -1))
+
+
+def close_descriptors(descriptors: Mapping[int, int]) -> tuple[TakeResult, ...]:
+    """Close one descriptor in each of these processes, given by PID."""
+    return _take_each(descriptors)
+
+
+def _take_each(wanted: Mapping[int, int]) -> tuple[TakeResult, ...]:
+    # Before the helper enters it, a process may have ended, and another one have its PID.
+    boot_id = proc.boot_id()
+    known = {pid: proc.identify(pid) or proc.Identity(boot_id, pid, 1) for pid in wanted}
+    answers, why = _carry_out([TakeOrder(known[pid], surplus) for pid, surplus in wanted.items()])
+    found = {each.pid: TakeResult(each.pid, (*own, -1)[0], each.why, each.hint) for each, own in answers}
+    return tuple(found.get(pid) or TakeResult(pid, -1, f"{REMOTE_CALLER.title} for PID {pid} {why}") for pid in wanted)
+
+
+def _carry_out(orders: Sequence[Order | TakeOrder]) -> tuple[list[tuple[OrderResult, list[int]]], str]:
+    """Return the answers with their descriptors, and why there are fewer than orders."""
     if not orders:
-        return ()
+        return [], ""
     # The helper does without it, and starts sooner.
     from crckpt.helper import start
 
-    answers, why = start.carry_out(REMOTE_CALLER, Orders(tuple(orders)), OrderResult, len(orders), _PATIENCE_S)
-    # The helper answers in the order of the orders: the last ones have no answer.
-    missing = OrderResult(why=f"{REMOTE_CALLER.title} {why}")
-    return (*(found for found, _ in answers), *(missing for _ in orders[len(answers) :]))
+    return start.carry_out(REMOTE_CALLER, Orders(tuple(orders)), OrderResult, len(orders), _PATIENCE_S)

@@ -2,7 +2,7 @@
 
 No byte of the program is changed: the thread executes a `syscall` instruction of its vdso. Then its registers are
 restored, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
-Only a process that does nothing else may do this (`crckpt.helper.calls.userfaultfd_taker`): if it dies, the kernel
+Only a process that does nothing else may do this (`crckpt.helper.calls.remote_caller`): if it dies, the kernel
 releases the threads that it has seized. python-ptrace lacks SEIZE, INTERRUPT, the signal mask and the state of a stop:
 they are ours (`ptrace_requests`).
 

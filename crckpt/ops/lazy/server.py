@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from crckpt.errors import HostCannot, IntegrityError, error_text
-from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
+from crckpt.helper.calls.taken_userfaultfd import take_pinned, unpin
 from crckpt.helper.channel import Channel, open_control
 from crckpt.helper.kinds import FILLER
 from crckpt.host.proc import Identity, procfs

@@ -15,7 +15,7 @@ from entering import compile_program, list_descriptors
 from stopped import orphans_adopted
 from trees import PYTHON, wait_for
 
-from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
+from crckpt.helper.calls.taken_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
 from crckpt.host.syscalls.userfaultfd import FaultMessage, Kind, MissingPages
 from crckpt.ops.lazy.marks import is_incomplete

@@ -20,7 +20,7 @@ from entering import PROGRAMS, compile_program, frozen, list_descriptors, runnin
 from places import PROJECT
 from stopped import orphans_adopted
 
-from crckpt.helper.calls.take_userfaultfd import TakeResult, take_userfaultfds
+from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
 NOT_RUNNING = "does not run: its control group is frozen, or gives it almost no CPU time"
@@ -131,7 +131,7 @@ def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
     with running(sys.executable, "-c", FILTERED) as process:
-        imports = "from crckpt.helper.calls.take_userfaultfd import take_userfaultfds"
+        imports = "from crckpt.helper.calls.remote_calls import take_userfaultfds"
         asks = f"{imports}; print(take_userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
@@ -210,9 +210,7 @@ def test_another_thread_is_used_when_the_main_one_cannot(program: str) -> None:
 
 
 def test_caller_may_be_killed_at_any_step(program: str) -> None:
-    asks = (
-        "import sys; from crckpt.helper.calls.take_userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
-    )
+    asks = "import sys; from crckpt.helper.calls.remote_calls import take_userfaultfds\nprint('ready', flush=True)\n"
     asks += "while True: take_userfaultfds([int(sys.argv[1])])"
     # The system's init may take seconds to reap a helper.
     with orphans_adopted(), running(program, "read") as process:
@@ -314,14 +312,14 @@ def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> 
     )
     enters = (
         "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.proc import identify\n"
-        "from crckpt.helper.calls import userfaultfd_taker\n"
-        "pid, fifo = int(sys.argv[1]), sys.argv[2]\nreal = userfaultfd_taker.borrow\n"
+        "from crckpt.helper.calls import taken_userfaultfd\n"
+        "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = taken_userfaultfd.borrow\n"
         "def late(pid, descriptor):\n"
         "    with open(fifo, 'wb') as file: file.write(b'.')\n"
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
         "    return real(pid, descriptor)\n"
-        "userfaultfd_taker.borrow = late\n"
-        "try: userfaultfd_taker.take_one(identify(pid))\n"
+        "taken_userfaultfd.borrow = late\n"
+        "try: taken_userfaultfd.take_one(identify(pid))\n"
         "except HostCannot as error: print(error.message)"
     )
     with running(sys.executable, "-c", redirects, str(tmp_path / "fifo")) as process:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from trees import PYTHON
 
-from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
+from crckpt.helper.calls.taken_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
 from crckpt.host.syscalls.userfaultfd import Kind, MissingPages, has_guard_pages
 from crckpt.model import PAGE_SIZE

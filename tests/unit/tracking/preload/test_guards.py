@@ -18,7 +18,7 @@ from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, StatementRunner,
 from protection import pages, protect_all_maps
 
 from crckpt.criu.hold import Hold, gate
-from crckpt.helper.calls.take_userfaultfd import take_userfaultfds
+from crckpt.helper.calls.remote_calls import take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.host.syscalls.pagemap import private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection

@@ -1,22 +1,28 @@
-"""Take a userfaultfd of a process so that it ends with the process, and not with those who hold its descriptors.
+"""Take a userfaultfd of another process: the process makes one, we duplicate it, and the process closes its own.
 
-If its last descriptor is closed, the kernel supplies zeros for all pages that are still missing. So the process itself
-waits for an event of it that never comes, in an asynchronous context (io_submit(2), IOCB_CMD_POLL) of its own: this
-keeps it open until the address space ends. The process has no descriptor of it, which would give it the right to handle
-faults of the kernel. Children do not inherit the context.
+One that is pinned ends with the process, and not with those who hold its descriptors: if the last descriptor is closed,
+the kernel supplies zeros for all pages that are still missing. So the process itself waits for an event of it that
+never comes, in an asynchronous context (io_submit(2), IOCB_CMD_POLL) of its own, until its address space ends. The
+process has no descriptor of it, which would give it the right to handle faults of the kernel. Children do not inherit
+the context.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from crckpt.helper.calls.userfaultfd_taker import take_one
+from crckpt.errors import HostCannot
 from crckpt.host.proc import Identity
+from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
+from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls import ptrace
 from crckpt.host.syscalls.userfaultfd import MissingPages
 
@@ -38,8 +44,58 @@ class _Numbers(NamedTuple):
     io_submit: int
 
 
+# userfaultfd, close: x86-64 and 32-bit
+_MAKE_CLOSE: Final = {False: (323, 3), True: (374, 6)}
+_USER_MODE_ONLY: Final = 1
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
 # x86-64 and 32-bit
 _NUMBERS: Final = {False: _Numbers(9, 11, 28, 206, 207, 209), True: _Numbers(192, 91, 219, 245, 246, 248)}
+
+
+def take_one(
+    process: Identity, flags: int = _FLAGS, use: Callable[[ptrace.StoppedThread, int, int], None] | None = None
+) -> int:
+    """Take a userfaultfd of a process. Raises HostCannot, OSError.
+
+    Before the process loses it, `use` gets the thread, its descriptor and ours.
+    """
+    pid = process.pid
+    with ptrace.stopped(pid, identity=process) as thread:
+        make, close = _MAKE_CLOSE[thread.is_compat]
+        theirs = thread.system_call(make, flags, within_s=ptrace.STOPS_WITHIN_S)
+        if theirs < 0:
+            if theirs == -errno.EMFILE:
+                raise HostCannot(
+                    f"PID {pid} has no free file descriptor (RLIMIT_NOFILE)",
+                    hint=f"prlimit --pid {pid} --nofile=N: raise it",
+                )
+            raise HostCannot(f"userfaultfd is forbidden to PID {pid}: {os.strerror(-theirs)}")
+        try:
+            ours = borrow(pid, theirs)
+            if use is not None:
+                use(thread, theirs, ours)
+        finally:
+            # CRIU refuses a program that has one. Another thread may have put another file in its place (dup2): check
+            # this right before closing.
+            if _is_userfaultfd(thread.tid, theirs):
+                thread.system_call(close, theirs)
+    if not _is_userfaultfd(os.getpid(), ours):
+        raise HostCannot(f"PID {pid}: another thread has taken the number of crckpt's descriptor", hint="try again")
+    return ours
+
+
+def _is_userfaultfd(tid: int, descriptor: int) -> bool:
+    """Return whether a descriptor is one, in the table of this thread: it may have its own table."""
+    with suppress(OSError):
+        return read_target(tid, descriptor) == "anon_inode:[userfaultfd]"
+    return False
+
+
+def close_in(process: Identity, descriptor: int) -> None:
+    """Close a userfaultfd of a process. Raises HostCannot, OSError."""
+    with ptrace.stopped(process.pid, identity=process) as thread:
+        if _is_userfaultfd(thread.tid, descriptor):
+            thread.system_call(_MAKE_CLOSE[thread.is_compat][1], descriptor, within_s=ptrace.STOPS_WITHIN_S)
 
 
 def take_pinned(process: Identity, flags: int) -> tuple[MissingPages, int]:
