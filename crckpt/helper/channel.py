@@ -70,7 +70,9 @@ class Channel:
         file = -1
         try:
             if len(data) > _PACKET:
-                file = _store(data)
+                file = os.memfd_create("crckpt", os.MFD_CLOEXEC)
+                with os.fdopen(os.dup(file), "wb") as writing:
+                    writing.write(data)
                 data, descriptors = _IN_FILE, (file, *descriptors)
             socket.send_fds(self.connection, [data], descriptors)
         except (TimeoutError, BlockingIOError):
@@ -154,13 +156,6 @@ def close_all(descriptors: Sequence[int]) -> None:
     """Close descriptors that came with a message."""
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _store(data: bytes) -> int:
-    file = os.memfd_create("crckpt", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(file), "wb") as writing:
-        writing.write(data)
-    return file
 
 
 def _load(file: int) -> bytes:

@@ -104,7 +104,18 @@ class Server(Generic[_Request]):
     def listen(self, path: Path) -> socket.socket:
         """Take the requests of those who connect to this socket. Raises OSError."""
         listener = listen(path)
-        self.waiting.watch(listener, lambda _events: self._accept(listener))
+
+        def ready(_events: int) -> None:
+            try:
+                connection = accept(listener)
+            except OSError:
+                # There are no free descriptors: the next one is accepted once there are.
+                time.sleep(_PAUSE_S)
+                return
+            if connection is not None:
+                self.add(Channel(self._kind, connection))
+
+        self.waiting.watch(listener, ready)
         return listener
 
     def answer(self, peer: Channel, answer: Struct) -> None:
@@ -119,16 +130,6 @@ class Server(Generic[_Request]):
         for peer in self._has_asked:
             peer.close()
         self.waiting.close()
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection = accept(listener)
-        except OSError:
-            # There are no free descriptors: the next one is accepted once there are.
-            time.sleep(_PAUSE_S)
-            return
-        if connection is not None:
-            self.add(Channel(self._kind, connection))
 
     def _read(self, peer: Channel) -> None:
         try:

@@ -55,7 +55,17 @@ def start_helper(
     unusable: list[StartedHelper] = []
     try:
         for _ in range(_MOST_TRIES):
-            helper = _start(kind, command, words, keep, output, own_session=own_session)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            number = theirs.fileno()
+            argv, package = (*command, str(number), *words), Path(__file__).parents[2]
+            try:
+                # Closed here once the helper has it: so its end is the end of the channel.
+                with theirs:
+                    child = run.start(argv, output=Path(os.devnull), keep=(number, *keep), python_path=package)
+            except BaseException:
+                ours.close()
+                raise
+            helper = StartedHelper(kind, ours, child)
             if helper.pid not in taken:
                 return helper
             # Until there is a good one, the others keep their PIDs.
@@ -64,34 +74,6 @@ def start_helper(
         for each in unusable:
             each.end()
     raise HostCannot(f"no free PID was found for {kind.title}", hint="try again")
-
-
-def _start(
-    kind: HelperKind,
-    command: Sequence[str],
-    words: Sequence[str],
-    keep: Sequence[int],
-    output: Path,
-    *,
-    own_session: bool,
-) -> StartedHelper:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    number = theirs.fileno()
-    argv = (*command, str(number), *words)
-    try:
-        # Closed here once the helper has it: so its end is the end of the channel.
-        with theirs:
-            child = run.start(
-                argv,
-                output=output,
-                own_session=own_session,
-                keep=(number, *keep),
-                python_path=Path(__file__).parents[2],
-            )
-    except BaseException:
-        ours.close()
-        raise
-    return StartedHelper(kind, ours, child)
 
 
 def carry_out(

@@ -28,16 +28,7 @@ from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal, lock_removed
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import give_up
-from crckpt.host.network.devices import (
-    Device,
-    DeviceAddress,
-    find_holder,
-    find_ip,
-    find_route,
-    read_devices,
-    read_routes,
-    remove,
-)
+from crckpt.host.network.devices import Device, find_holder, find_ip, find_route, read_devices, read_routes, remove
 from crckpt.host.probes.network import move_ip
 from crckpt.host.probes.trial import probe_in_child
 from crckpt.host.steps import step
@@ -137,15 +128,12 @@ def _check_here(address: HostAddress) -> Iterator[Finding]:
         yield cause("address-dynamic").finding(address=address, **named)
     if address.ip in _ends_of_ssh():
         yield cause("address-of-session").finding(ip=address.ip)
-    yield from _check_losses(address, device, held)
-
-
-def _check_losses(address: HostAddress, device: Device, held: DeviceAddress) -> Iterator[Finding]:
-    """Find what the kernel removes together with an address."""
+    # What the kernel removes together with it.
     others = [other for other in device.addresses if other.ip != held.ip and other.scope != "link"]
     same_family = [other for other in others if (":" in other.ip) == (address.family == 6)]
     if address.family == 4 and not held.secondary and not _promotes(device.name):
-        lost = [other.ip for other in same_family if other.secondary and _is_within(other, address)]
+        networks = ((other, HostAddress(other.ip, other.length, address.device)) for other in same_family)
+        lost = [other.ip for other, network in networks if other.secondary and network.prefix == address.prefix]
         if lost:
             yield cause("address-secondary").finding(lost=", ".join(lost), device=device.name, ip=address.ip)
     routes = [route for route in read_routes(address) if route.protocol != "kernel"]
@@ -184,20 +172,17 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[F
 
 def _ends_of_ssh() -> tuple[str, ...]:
     """The addresses of client and server of the ssh connection that started us. Source: ssh(1), SSH_CONNECTION."""
-    words = _read_ssh_connection().split()
-    return (words[0], words[2]) if len(words) == 4 else ()
-
-
-def _read_ssh_connection() -> str:
-    """Read SSH_CONNECTION of ours, or of the nearest ancestor that has one: sudo does not hand it down."""
-    if found := os.environ.get("SSH_CONNECTION"):
-        return found
-    for pid in proc.ancestors(os.getpid()):
+    found = os.environ.get("SSH_CONNECTION", "")
+    # sudo does not hand it down: the nearest ancestor that has it counts.
+    for pid in () if found else proc.ancestors(os.getpid()):
         with suppress(OSError):
-            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(_SSH_CONNECTION):
-                    return os.fsdecode(entry.removeprefix(_SSH_CONNECTION))
-    return ""
+            entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            own = (entry.removeprefix(_SSH_CONNECTION) for entry in entries if entry.startswith(_SSH_CONNECTION))
+            if (entry := next(own, None)) is not None:
+                found = os.fsdecode(entry)
+                break
+    words = found.split()
+    return (words[0], words[2]) if len(words) == 4 else ()
 
 
 def _promotes(device: str) -> bool:
@@ -211,7 +196,3 @@ def _promotes(device: str) -> bool:
             if Path(f"/proc/sys/net/ipv4/conf/{name}/promote_secondaries").read_text().strip() != "0":
                 return True
     return False
-
-
-def _is_within(other: DeviceAddress, address: HostAddress) -> bool:
-    return HostAddress(other.ip, other.length, address.device).prefix == address.prefix

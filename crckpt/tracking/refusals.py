@@ -65,18 +65,15 @@ def find_unseen_writer(pids: Iterable[int]) -> str:
     # A page that a device was given to write is pinned. If the bits are reset before the device has written it, nothing
     # sets its bit again: the next dump would take the old page for the new one.
     for pid in pids:
-        for why in (*_find_rings(pid), *_find_devices(pid), *_find_pinned_memory(pid)):
+        for why in _find_unseen_writers(pid):
             return f"PID {pid} has {why}; {_MISSED}"
     return ""
 
 
-def _find_rings(pid: int) -> Iterator[str]:
+def _find_unseen_writers(pid: int) -> Iterator[str]:
     with suppress(OSError):
         maps = procfs.text(f"/proc/{pid}/maps")
         yield from (name for mark, name in _RINGS.items() if mark in maps)
-
-
-def _find_devices(pid: int) -> Iterator[str]:
     for number, target in _list_descriptors(pid):
         if target == "anon_inode:[io_uring]":
             yield "an io_uring"
@@ -84,9 +81,6 @@ def _find_devices(pid: int) -> Iterator[str]:
             yield f"{target} open"
         elif target.startswith("/") and open_flags(pid, number) & os.O_DIRECT:
             yield f"an O_DIRECT descriptor ({number}: {target})"
-
-
-def _find_pinned_memory(pid: int) -> Iterator[str]:
     # The ring or device that it is pinned for may belong to another process.
     with suppress(OSError):
         if pinned := status.read_bytes(pid, "VmPin"):

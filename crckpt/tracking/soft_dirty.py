@@ -37,7 +37,19 @@ class SoftDirty:
 
     def attach(self, pids: Iterable[int]) -> dict[int, PagemapAttachment | str]:
         """Open each process's page map. Return the attachment of each, or why there is none."""
-        return {pid: self._attach_to(pid) for pid in pids}
+        found: dict[int, PagemapAttachment | str] = {}
+        for pid in pids:
+            try:
+                attachment = PagemapAttachment(pid, misses_huge=self._misses_huge)
+            # A process that is about to end has no maps any more: IndexError.
+            except (OSError, IndexError):
+                found[pid] = "it has ended"
+                continue
+            why = attachment.catch_up()
+            if why:
+                attachment.close()
+            found[pid] = why or attachment
+        return found
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """Load the preload library."""
@@ -52,17 +64,6 @@ class SoftDirty:
     def find_written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.find_soft_dirty`."""
         return pagemap.find_soft_dirty(pid, pagemap.private_anonymous(pid))
-
-    def _attach_to(self, pid: int) -> PagemapAttachment | str:
-        try:
-            attachment = PagemapAttachment(pid, misses_huge=self._misses_huge)
-        # A process that is about to end has no maps any more: IndexError.
-        except (OSError, IndexError):
-            return "it has ended"
-        why = attachment.catch_up()
-        if why:
-            attachment.close()
-        return why or attachment
 
 
 class PagemapAttachment:

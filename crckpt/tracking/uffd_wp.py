@@ -43,16 +43,13 @@ class UffdWp:
     def attach(self, pids: Iterable[int]) -> dict[int, UserfaultfdAttachment | str]:
         """Make a userfaultfd in each process, and take it. Return the attachment of each, or why there is none."""
         wanted = tuple(pids)
-        self._close_inherited(wanted)
+        # A child may have inherited one that another thread forked just when its parent held ours.
+        close_descriptors({pid: descriptor for pid in wanted for descriptor in self._ours_in(pid)})
         refused: dict[int, UserfaultfdAttachment | str] = {
             pid: refusals.OWN_USERFAULTFD for pid in wanted if refusals.find_userfaultfds(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
         return refused | {taken.pid: self._attach_to(taken) for taken in self._take(others)}
-
-    def _close_inherited(self, pids: Iterable[int]) -> None:
-        """Close what a child inherited that another thread forked just when its parent held ours."""
-        close_descriptors({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
 
     def is_left_in(self, pid: int) -> bool:
         """Return whether a process without attachment inherited a userfaultfd that crckpt holds."""
@@ -132,7 +129,8 @@ class UserfaultfdAttachment:
                 if pagemap.is_registered(file.fileno(), one):
                     # Fails if it is another process's.
                     self._register(one, is_new=False)
-                    self._unregister(one)
+                    with _failure_ignored():
+                        self._protection.unregister(one)
         return old
 
     def close(self) -> None:
@@ -144,10 +142,6 @@ class UserfaultfdAttachment:
         # Where this fails, all of the map counts as written.
         with _failure_ignored():
             self._protection.register(one, is_new=is_new)
-
-    def _unregister(self, one: pagemap.AddressRange) -> None:
-        with _failure_ignored():
-            self._protection.unregister(one)
 
 
 @contextmanager

@@ -104,17 +104,14 @@ class GuardedAddresses:
 
     def _ask(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None = None) -> GuardAnswer:
         try:
-            return self._exchange(do, root)
+            step("guard.ask", do)
+            self._helper.send(GuardRequest(do, root))
+            step("guard.answer", do)
+            answer = self._helper.receive(GuardAnswer, _STEP_S if self._addresses else _SHORT_STEP_S)
         except HostCannot:
             if self._addresses:
                 raise
             return GuardAnswer()
-
-    def _exchange(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None) -> GuardAnswer:
-        step("guard.ask", do)
-        self._helper.send(GuardRequest(do, root))
-        step("guard.answer", do)
-        answer = self._helper.receive(GuardAnswer, _STEP_S if self._addresses else _SHORT_STEP_S)
         if answer.failed:
             raise HostCannot(answer.failed, hint=answer.hint)
         return answer

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.model import JobName, Pid
-from crckpt.ops.last_checkpoint import LastCheckpoint, read_last_checkpoints
+from crckpt.ops.dump.last_checkpoint import read_last_checkpoints
 from crckpt.store import Repository
 
 
@@ -48,7 +48,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
     A program is known by the root of its tree: the newest checkpoint of the job records it, or the restore that brought
     it here.
     """
-    found: dict[proc.Identity, tuple[LastCheckpoint, proc.Process]] = {}
+    found: dict[proc.Identity, RunningJob] = {}
     excluded: list[ExcludedJob] = []
     # Of two jobs of one program, the one that was dumped last has it.
     for last in reversed(read_last_checkpoints(repository)):
@@ -56,15 +56,16 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
         root = last.find_running_root()
         if root is None:
             if last.details is None:
-                excluded.append(_make_unknown(last))
+                name = last.checkpoint.short_id
+                why = f"checkpoint {name} cannot be read, so crckpt does not know whether its program runs here"
+                excluded.append(ExcludedJob(job, None, "unknown", why, f"check it: crckpt verify {name}"))
             continue
         if root.identity in found:
-            other = found[root.identity][0].checkpoint.job
-            excluded.append(ExcludedJob(job, root.pid, "included", f"it is the program of the job {other}"))
+            why = f"it is the program of the job {found[root.identity].job}"
+            excluded.append(ExcludedJob(job, root.pid, "included", why))
         else:
-            found[root.identity] = last, root
-    jobs = {root.pid: RunningJob(last.checkpoint.job, root, _measure(root)) for last, root in found.values()}
-    kept, rest = _separate(jobs)
+            found[root.identity] = RunningJob(job, root, proc.memory(*proc.read_tree(root).pids))
+    kept, rest = _separate({each.root.pid: each for each in found.values()})
     kept.sort(key=lambda job: (-job.memory_bytes, job.job))
     return RunningJobs(tuple(kept), (*excluded, *rest))
 
@@ -73,7 +74,11 @@ def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[Exclu
     """Separate the jobs that can be moved from those that must stay, or are parts of others; by the PID of the root."""
     own = (os.getpid(), *proc.ancestors(os.getpid()))
     movable = {pid: job for pid, job in jobs.items() if pid not in own}
-    excluded = [_make_own(job) for pid, job in jobs.items() if pid in own]
+    excluded = []
+    for pid, job in jobs.items():
+        if pid in own:
+            hint = f"move it from another shell: crckpt migrate {pid} HOST {job.job}"
+            excluded.append(ExcludedJob(job.job, job.root.pid, "stayed", "this crckpt runs in its tree", hint))
     kept = []
     for pid, job in movable.items():
         above = next((movable[other] for other in proc.ancestors(pid) if other in movable), None)
@@ -82,28 +87,3 @@ def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[Exclu
         else:
             excluded.append(ExcludedJob(job.job, pid, "included", f"it is a part of the tree of the job {above.job}"))
     return kept, excluded
-
-
-def _make_own(job: RunningJob) -> ExcludedJob:
-    return ExcludedJob(
-        job.job,
-        job.root.pid,
-        "stayed",
-        "this crckpt runs in its tree",
-        f"move it from another shell: crckpt migrate {job.root.pid} HOST {job.job}",
-    )
-
-
-def _make_unknown(last: LastCheckpoint) -> ExcludedJob:
-    checkpoint = last.checkpoint
-    return ExcludedJob(
-        checkpoint.job,
-        None,
-        "unknown",
-        f"checkpoint {checkpoint.short_id} cannot be read, so crckpt does not know whether its program runs here",
-        f"check it: crckpt verify {checkpoint.short_id}",
-    )
-
-
-def _measure(root: proc.Process) -> int:
-    return proc.memory(*proc.read_tree(root).pids)

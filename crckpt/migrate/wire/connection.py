@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar, overload
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, RemoteError
@@ -49,8 +49,6 @@ _MOST_RECEIVED: Final = 64
 _PIPE_BYTES: Final = 1 << 20
 
 A = TypeVar("A", bound=MoveMessage)
-B = TypeVar("B", bound=MoveMessage)
-C = TypeVar("C", bound=MoveMessage)
 
 
 class PackReceiver(Protocol):
@@ -192,17 +190,7 @@ class Connection:
         frame = (frames.DATA, content) if packed is None else (frames.PACKED, packed)
         self._writer.put(*frames.make_frame(*frame, channel), is_data=True)
 
-    @overload
-    def receive(self, kind: type[A], /, *, timeout: float | None = None) -> A: ...
-    @overload
-    def receive(self, kind: type[A], other: type[B], /, *, timeout: float | None = None) -> A | B: ...
-    @overload
-    def receive(
-        self, kind: type[A], other: type[B], third: type[C], /, *, timeout: float | None = None
-    ) -> A | B | C: ...
-    @overload
-    def receive(self, *kinds: type[MoveMessage], timeout: float | None = None) -> MoveMessage: ...
-    def receive(self, *kinds: type[MoveMessage], timeout: float | None = None) -> MoveMessage:
+    def receive(self, *kinds: type[A], timeout: float | None = None) -> A:
         """Wait for the next message, which must be of one of these kinds.
 
         Raises RemoteError if the other side sent Failed, and AbortReceived if it sent Abort, where these are not

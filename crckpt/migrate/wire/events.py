@@ -24,7 +24,11 @@ class Event:
 
     def wait(self, seconds: float, other: int | None = None, mask: int = select.POLLIN) -> bool:
         """Wait for it at most `seconds`, or until `mask` holds of the descriptor `other`; return whether any does."""
-        return bool(self._poll(other, mask).poll(max(0.0, seconds) * 1000))
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        if other is not None:
+            poll.register(other, mask)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def is_set(self) -> bool:
         """Return whether it has happened."""
@@ -33,10 +37,3 @@ class Event:
     def close(self) -> None:
         """Close its descriptor: nobody waits for it any more."""
         os.close(self.descriptor)
-
-    def _poll(self, other: int | None, mask: int) -> select.poll:
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        if other is not None:
-            poll.register(other, mask)
-        return poll

@@ -212,7 +212,9 @@ class Remote:
                     if self._is_over.is_set():
                         return
                     if not self._has_answered.is_set() and shown < len(self._output):
-                        self._show(_make_visible(bytes(self._output[shown:]).decode(errors="replace")))
+                        text = bytes(self._output[shown:]).decode(errors="replace").replace("\r\n", "\n")
+                        # The other host may have written what controls a terminal.
+                        self._show(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text))
                     shown = len(self._output)
                     continue
                 content = os.read(self._stderr, _MOST_OUTPUT)
@@ -241,8 +243,9 @@ def started(
     `crckpt` is a command there, `store` a path. ssh may ask the user at the terminal; `show` gets what it writes.
     Raises UsageError for what is no host or command, HostCannot if there is no ssh.
     """
+    environment = {name: value for name, value in os.environ.items() if name in _VARIABLES}
     with interrupts_deferred():
-        child, pipes = start_with_pipes(make_command(host, crckpt, store, ssh), _environment())
+        child, pipes = start_with_pipes(make_command(host, crckpt, store, ssh), environment)
         remote = Remote(child, pipes, host, crckpt, show)
     try:
         yield remote
@@ -293,7 +296,8 @@ def check_host(host: str) -> str:
     """Return `host` if it is [USER@]HOST, [USER@][ADDRESS]:PORT, or a name that ssh knows. Raises UsageError."""
     words = host.removeprefix("ssh://")
     _user, _, name = words.rpartition("@")
-    if not name or words.startswith(("-", "@")) or name.startswith("-") or _is_odd(host):
+    is_odd = _FORBIDDEN.search(host) is not None or not host.isprintable()
+    if not name or words.startswith(("-", "@")) or name.startswith("-") or is_odd:
         raise UsageError(
             f"{host!r} is not a host name for ssh",
             hint="type [USER@]HOST, or a name from ~/.ssh/config; options of ssh belong in that file",
@@ -305,16 +309,3 @@ def check_host(host: str) -> str:
             hint=f"type ssh://{host}; or set Port in ~/.ssh/config",
         )
     return host
-
-
-def _is_odd(host: str) -> bool:
-    return _FORBIDDEN.search(host) is not None or not host.isprintable()
-
-
-def _make_visible(text: str) -> str:
-    """Return lines of text without what controls a terminal: the other host may have written them."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name in _VARIABLES}

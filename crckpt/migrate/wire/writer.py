@@ -140,7 +140,10 @@ class ConnectionWriter:
                 next_beat = time.monotonic() + _BEAT_S
             frame, delay = self._take()
             if frame is None:
-                self._pause(min(delay, next_beat - time.monotonic()))
+                self._has_work.wait(min(delay, next_beat - time.monotonic()))
+                self._has_work.clear()
+                if self._end.is_set():
+                    raise _Stopped
                 continue
             self._write(frame.header, frame.payload)
             with self._lock:
@@ -164,13 +167,6 @@ class ConnectionWriter:
                 self._due = 0.0
             self._writing = self._queue[0].size
             return self._queue.popleft(), 0
-
-    def _pause(self, seconds: float) -> None:
-        """Wait `seconds`, or until there may be work."""
-        self._has_work.wait(seconds)
-        self._has_work.clear()
-        if self._end.is_set():
-            raise _Stopped
 
     def _write(self, header: bytes, payload: bytes | memoryview) -> None:
         parts = [memoryview(header), memoryview(payload)]

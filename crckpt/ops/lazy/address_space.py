@@ -18,7 +18,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.ops.lazy.page_marks import MarksFinder, PageMarks
 from crckpt.ops.lazy.pages import Piece, ProcessPages
 from crckpt.ops.lazy.plan import Range
-from crckpt.ops.lazy.segments import Segment, Segments
+from crckpt.ops.lazy.segments import Segments
 
 
 class Batches:
@@ -216,19 +216,16 @@ class FilledSpace:
 
     def _place_piece(self, piece: Piece, fault: int | None) -> None:
         for segment in self._segments.locate(piece.origin, piece.length):
+            missing: tuple[Range, ...] = ()
+            if not self._has_marks:
+                missing = ((segment.start, segment.end),)
+            elif self._marks is not None:
+                missing = tuple(self._marks.find(segment.start, segment.end))
+            elif fault is not None and segment.start <= fault < segment.end:
+                missing = ((fault, fault + PAGE_SIZE),)
             content = piece.content + segment.origin - piece.origin
-            for start, end in self._find_missing(segment, fault):
+            for start, end in missing:
                 self._copy(start, content + start - segment.start, end - start)
-
-    def _find_missing(self, segment: Segment, fault: int | None) -> Iterable[Range]:
-        """Find what may be filled of a segment: all that has marks, or for a `fault` the page at that address."""
-        if not self._has_marks:
-            return ((segment.start, segment.end),)
-        if self._marks is not None:
-            return tuple(self._marks.find(segment.start, segment.end))
-        if fault is not None and segment.start <= fault < segment.end:
-            return ((fault, fault + PAGE_SIZE),)
-        return ()
 
     def _repeat(self, change: Callable[[], object]) -> None:
         """Change the process. While it changes its mappings, read its messages."""
@@ -273,7 +270,12 @@ class FilledSpace:
             for kind, first, second, third in messages:
                 match kind:
                     case Kind.FORK:
-                        self._fork(first)
+                        segments = self._segments.copy()
+                        with suppress(OSError):
+                            for start, end in _WIPED.findall(procfs.text(f"/proc/{self.pid}/smaps")):
+                                segments.drop(int(start, 16), int(end, 16))
+                        missing, batches = MissingPages(first, is_new=False), self._batches.copy()
+                        self._family.add(FilledSpace(self.pid, self.pages, missing, segments, self._family, batches))
                     case Kind.FAULT:
                         self._faults.append(second)
                         if self._marks is None:
@@ -282,14 +284,6 @@ class FilledSpace:
                         self._segments.move(first, second, third)
                     case Kind.REMOVE | Kind.UNMAP:
                         self._segments.drop(first, second)
-
-    def _fork(self, descriptor: int) -> None:
-        segments = self._segments.copy()
-        with suppress(OSError):
-            for start, end in _WIPED.findall(procfs.text(f"/proc/{self.pid}/smaps")):
-                segments.drop(int(start, 16), int(end, 16))
-        missing = MissingPages(descriptor, is_new=False)
-        self._family.add(FilledSpace(self.pid, self.pages, missing, segments, self._family, self._batches.copy()))
 
     @contextmanager
     def _ending_noted(self) -> Iterator[None]:

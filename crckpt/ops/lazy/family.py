@@ -50,16 +50,16 @@ class Family(Struct, frozen=True):
         since = max((each.start for each in self.tasks), default=0)
         for pid, stat in stats.items():
             process = Identity(procfs.boot_id(), pid, stat.start)
-            if pid in found or (stat.start >= since and self._is_orphan(process, stat)):
+            # Or a child that has lost its parent, and does not run another program yet. It has its parent's layout,
+            # which differs each time that a program is started. Without address space randomization other users may
+            # have the same.
+            if pid in found or (
+                stat.start >= since
+                and stat.layout in self.layouts
+                and not self.users.isdisjoint(_find_user(process))
+                and is_incomplete(pid)
+            ):
                 yield process
-
-    def _is_orphan(self, process: Identity, stat: Stat) -> bool:
-        """Return whether it is a child that has lost its parent, and does not run another program yet."""
-        # A fork's child has the layout of its parent, which differs each time that a program is started. Without
-        # address space randomization other users may have the same.
-        if stat.layout not in self.layouts or self.users.isdisjoint(_find_user(process)):
-            return False
-        return is_incomplete(process.pid)
 
 
 def _read(pid: int) -> Stat | None:

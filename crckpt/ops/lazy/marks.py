@@ -28,19 +28,7 @@ def open_mark(root: Identity) -> int:
     """Make the mark of a tree, locked; return its descriptor. Raises OSError."""
     path = record_path(FILLER, root)
     make_runtime_directory(path)
-    _remove_dead_marks()
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False)):
-                return descriptor
-        # Another helper took it for a dead one before it was locked.
-        os.close(descriptor)
-
-
-def _remove_dead_marks() -> None:
-    """Remove the marks of helpers that have ended, except for those that say why, and those of living trees."""
+    # Remove the marks of helpers that have ended, except for those that say why, and those of living trees.
     for mark, descriptor in _open_marks():
         try:
             with suppress(OSError):
@@ -50,6 +38,14 @@ def _remove_dead_marks() -> None:
                     mark.path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False)):
+                return descriptor
+        # Another helper took it for a dead one before it was locked.
+        os.close(descriptor)
 
 
 def wait_until_released(root: Identity) -> None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crckpt.host.proc import Identity, procfs
 from crckpt.host.syscalls.process_vm import touch_memory
@@ -64,14 +63,11 @@ class PageMarks:
 
     def _find(self, start: int, end: int, mask: int, wanted: int) -> Iterator[Range]:
         for first in range(start, end, _PIECE):
-            found = self._read(first, min(first + _PIECE, end)) & np.uint64(mask) == wanted
+            length = (min(first + _PIECE, end) - first) // PAGE_SIZE * _ENTRY
+            entries = np.frombuffer(os.pread(self._descriptor, length, first // PAGE_SIZE * _ENTRY), np.uint64)
+            found = (entries >> np.uint64(_FIRST_BIT)) & np.uint64(mask) == wanted
             edges = np.flatnonzero(np.diff(found, prepend=False, append=False)) * PAGE_SIZE + first
             yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-    def _read(self, start: int, end: int) -> NDArray[np.uint64]:
-        length = (end - start) // PAGE_SIZE * _ENTRY
-        entries = os.pread(self._descriptor, length, start // PAGE_SIZE * _ENTRY)
-        return np.frombuffer(entries, np.uint64) >> np.uint64(_FIRST_BIT)
 
 
 class _Question(NamedTuple):

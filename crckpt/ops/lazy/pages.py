@@ -11,6 +11,7 @@ import numpy as np
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
+from crckpt.ops.lazy.plan import Range
 from crckpt.store.format.extents import Bytes, split_extents
 from crckpt.store.format.index import PAGES
 from crckpt.store.format.pack import FRAME_PAGES
@@ -21,8 +22,6 @@ from crckpt.store.read.pieces import pieces_of, read_ahead, unpack
 _FRAMES_AT_ONCE: Final = 8
 # Frames that faults have unpacked, and neighbours may need: 16 MiB.
 _KEPT_FRAMES: Final = 64
-
-Range = tuple[int, int]
 
 
 class Piece(NamedTuple):
@@ -90,23 +89,21 @@ class ProcessPages:
         row = int(self._by_address[at])
         if page >= int(self._to[row] + self._count[row]):
             return
-        yield self._piece(row, self._unpack_frame(int(self._which[row])), 0)
+        which = int(self._which[row])
+        with self._lock:
+            if (memory := self._kept.get(which)) is not None:
+                self._kept.move_to_end(which)
+        if memory is None:
+            memory = np.empty((FRAME_PAGES, PAGE_SIZE), np.uint8)
+            with self._contents.named():
+                unpack(self._contents, self._frames[which : which + 1], memory, (0,))
+            with self._lock:
+                self._kept[which] = memory
+                if len(self._kept) > _KEPT_FRAMES:
+                    self._kept.popitem(last=False)
+        yield self._piece(row, memory, 0)
 
     def _piece(self, row: int, memory: Bytes, frame: int) -> Piece:
         """Make the piece of a row, whose frame is number `frame` in `memory`."""
         at = (frame * FRAME_PAGES + int(self._start[row])) * PAGE_SIZE
         return Piece(int(self._to[row]) * PAGE_SIZE, memory.ctypes.data + at, int(self._count[row]) * PAGE_SIZE, memory)
-
-    def _unpack_frame(self, which: int) -> Bytes:
-        with self._lock:
-            if (found := self._kept.get(which)) is not None:
-                self._kept.move_to_end(which)
-                return found
-        pages = np.empty((FRAME_PAGES, PAGE_SIZE), np.uint8)
-        with self._contents.named():
-            unpack(self._contents, self._frames[which : which + 1], pages, (0,))
-        with self._lock:
-            self._kept[which] = pages
-            if len(self._kept) > _KEPT_FRAMES:
-                self._kept.popitem(last=False)
-        return pages

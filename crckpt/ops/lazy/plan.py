@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -54,7 +54,15 @@ def make_plans(tree: ImageTree, own: Mapping[int, Sequence[MemoryRange]]) -> tup
         for process in tree.processes
         if process.memory is not None and process.pid in own
     }
-    largest_small = _find_largest_small(end - start for of_one in found.values() for (start, end), _ in of_one)
+    # The size up to which ranges are filled before the tree runs.
+    largest_small = total = 0
+    for size in sorted(end - start for of_one in found.values() for (start, end), _ in of_one):
+        total += size
+        if total > _MOST_SMALL:
+            # All of one size are treated alike.
+            largest_small = min(largest_small, size - 1)
+            break
+        largest_small = size
     plans = []
     for pid, of_one in found.items():
         large = [(each, mapping) for each, mapping in of_one if each[1] - each[0] > largest_small]
@@ -73,15 +81,3 @@ def _find_ranges(memory: AddressSpace, own: Sequence[MemoryRange]) -> Iterator[t
         at = bisect_right(starts, each.start) - 1
         if at >= 0 and each.end <= vmas[at].end:
             yield (each.start, each.end), (vmas[at].start, vmas[at].end)
-
-
-def _find_largest_small(sizes: Iterable[int]) -> int:
-    """Return the size up to which ranges of these sizes are filled before the tree runs."""
-    largest = total = 0
-    for size in sorted(sizes):
-        total += size
-        if total > _MOST_SMALL:
-            # All of one size are treated alike.
-            return min(largest, size - 1)
-        largest = size
-    return largest

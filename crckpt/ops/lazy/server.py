@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -77,13 +77,6 @@ _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
 _unpinning: Final = threading.Lock()
 
 
-class Start(NamedTuple):
-    """When all memory may be filled: `descriptor` is readable then; `check` raises if that cannot be any more."""
-
-    descriptor: int
-    check: Callable[[], None]
-
-
 class _Filling:
     """The address spaces that are being filled. `failed` gets why that is impossible."""
 
@@ -100,7 +93,7 @@ class _Filling:
         self._fillers = max(1, len(os.sched_getaffinity(0)) - 1)
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_spaces = (most - len(tuple(Path("/proc/self/fd").iterdir())) - _SPARE) // _DESCRIPTORS
-        self._start: Start | None = None
+        self._start: int | None = None
         self._is_filling = False
         self._last_fault = 0.0
 
@@ -119,15 +112,15 @@ class _Filling:
         else:
             self._give_turns(space)
 
-    def begin(self, start: Start) -> None:
-        """Begin to fill what threads wait for; everything else after the `start`."""
+    def begin(self, start: int) -> None:
+        """Begin to fill what threads wait for; everything else once the descriptor `start` is readable."""
         self._start = start
-        self._waiting.register(start.descriptor, select.EPOLLIN)
+        self._waiting.register(start, select.EPOLLIN)
         self._run_threads(self._resolve, _FAULT_THREADS)
         self._run_threads(self._find_marks, 1)
 
-    def finish(self) -> None:
-        """Pass faults on until all memory is there."""
+    def finish(self, check_start: Callable[[], None]) -> None:
+        """Pass faults on until all memory is there. `check_start` raises if not all may be filled after the start."""
         began = looked = time.monotonic()
         until = began + _CHILDREN_S
         while self._start is not None or self._spaces:
@@ -140,8 +133,8 @@ class _Filling:
             if now > until:
                 raise HostCannot(f"it forked for {now - began:.0f} s, faster than its children can be filled")
             for descriptor, _ in self._waiting.poll(_POLL_S):
-                if self._start is not None and descriptor == self._start.descriptor:
-                    self._start.check()
+                if descriptor == self._start:
+                    check_start()
                     self._waiting.unregister(descriptor)
                     self._start = None
                     self._is_filling = True
@@ -232,7 +225,14 @@ class _Helper:
             if plan.manifest:
                 checkpoint = unseal(plan.manifest, plan.checkpoint)
                 late = LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch)
-                self._fill(plan, attach, Contents(late, checkpoint), partial(self._receive_arrival, late, stack))
+
+                def receive_arrival() -> None:
+                    if self._receive(Arrived) is None:
+                        raise IntegrityError("the connection to the other host was lost")
+                    late.hold()
+                    stack.close()
+
+                self._fill(plan, attach, Contents(late, checkpoint), receive_arrival)
             else:
                 held = repository.get(plan.checkpoint)
                 late = LateBackend(repository.root, held)
@@ -253,7 +253,10 @@ class _Helper:
             if found := _take(process, task):
                 taken.append((process, task, *found))
             else:
-                _fill_whole(task.pid, find_pages(process))
+                pages = find_pages(process)
+                for piece in (each for batch in range(pages.batches) for each in pages.unpack_batch(batch)):
+                    ours = np.array([[piece.content, piece.length]], np.uint64)
+                    write_memory(task.pid, ours, np.array([[piece.origin, piece.length]], np.uint64))
                 whole.append(task.pid)
         family = Family.of(attach.tasks.values())
         self._tree.write(family)
@@ -265,17 +268,11 @@ class _Helper:
             free = partial(_unpin, task, context, missing)
             filling.add(FilledSpace(task.pid, find_pages(process), missing, segments, filling, unpin=free))
         self._send(Planned())
-        filling.begin(Start(self._control.fileno(), check_start))
-        filling.finish()
+        filling.begin(self._control.fileno())
+        filling.finish(check_start)
         remove_mark(root)
         if plan.manifest:
             self._send(Filled())
-
-    def _receive_arrival(self, late: LateBackend, locked: ExitStack) -> None:
-        if self._receive(Arrived) is None:
-            raise IntegrityError("the connection to the other host was lost")
-        late.hold()
-        locked.close()
 
     def _end_tree(self, error: Exception) -> NoReturn:
         """End without success: then the guard ends the tree. The mark says why."""
@@ -328,14 +325,6 @@ def _unpin(task: Identity, context: int, missing: MissingPages) -> None:
                 for each in read_maps(task.pid):
                     with suppress(OSError):
                         missing.remove(each.start, each.end)
-
-
-def _fill_whole(pid: int, pages: ProcessPages) -> None:
-    """Fill a process in the hold."""
-    for batch in range(pages.batches):
-        for piece in pages.unpack_batch(batch):
-            ours = np.array([[piece.content, piece.length]], np.uint64)
-            write_memory(pid, ours, np.array([[piece.origin, piece.length]], np.uint64))
 
 
 def main(number: str, packs: str) -> NoReturn:

@@ -64,16 +64,15 @@ class _Service:
         if request.do == "end":
             # The answer is that the connection closes when this process ends, after everything else.
             self._ending = True
-        else:
-            self.server.answer(peer, self._answer(peer, request))
-
-    def _answer(self, peer: Channel, request: KeeperRequest) -> Answer:
+            return
         if request.do != "tell" and self._dumping is not None and self._dumping is not peer:
-            return Answer(busy=self._dumping.pid)
-        try:
-            return self._perform(peer, request)
-        except CrckptError as error:
-            return Answer(refused=error.message)
+            answer = Answer(busy=self._dumping.pid)
+        else:
+            try:
+                answer = self._perform(peer, request)
+            except CrckptError as error:
+                answer = Answer(refused=error.message)
+        self.server.answer(peer, answer)
 
     def _perform(self, peer: Channel, request: KeeperRequest) -> Answer:
         match request.do:
@@ -90,12 +89,9 @@ class _Service:
             case "committed":
                 self._tracker.commit(read_committed_base(request))
                 self._finish_dump()
-        return Answer(keeper=self._describe())
-
-    def _describe(self) -> Keeper:
-        dumping = self._dumping.pid if self._dumping else 0
-        tracker = self._tracker
-        return replace(self._keeper, base=base_name(tracker.base), why_full=tracker.why_full, dumping=dumping)
+        tracker, dumping = self._tracker, self._dumping.pid if self._dumping else 0
+        keeper = replace(self._keeper, base=base_name(tracker.base), why_full=tracker.why_full, dumping=dumping)
+        return Answer(keeper=keeper)
 
     def _drop(self, peer: Channel) -> None:
         if self._dumping is peer:
@@ -116,16 +112,11 @@ class _Service:
         self._staged = ()
 
 
-def _allow_descriptors() -> None:
-    """Raise the limit of descriptors to the hard limit."""
-    # The keeper holds one of each process, and inherits a limit that may be low.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def main(number: str, pid: int, criu: Path) -> None:
     """Keep the tracker of the tree below `pid`, or answer at once why that cannot be."""
-    _allow_descriptors()
+    # The keeper holds a descriptor of each process, and inherits a limit that may be low.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     terminated = wake_on_signals((signal.SIGTERM,))
     first = open_control(KEEPER, number)
     root = proc.read_process(pid)

@@ -137,7 +137,7 @@ def serve(repository: Repository, connection: Connection) -> BaseException | Non
                 message = connection.receive(Offer, CheckRestore)
                 if isinstance(message, Offer):
                     receiver.answer_offer(connection, message)
-                else:
+                elif isinstance(message, CheckRestore):
                     receiver.check_checkpoint(message.manifest, message.checkpoint)
                     connection.send(messages.Verdict((), ()))
         except (RemoteError, IntegrityError) as error:
