@@ -14,8 +14,8 @@ from crckpt.cli.output import emit, form, pick, print_progress
 from crckpt.errors import CommandFailure, Interrupted, MoveInDoubt, PartlyDone, UsageError
 
 if TYPE_CHECKING:
-    from crckpt.migrate.drain.drain import DrainResult, MoveOutcome
-    from crckpt.migrate.drain.running_jobs import RunningJob
+    from crckpt.migrate.drain.drain import DrainResult
+    from crckpt.migrate.drain.running_jobs import MoveOutcome, RunningJob
     from crckpt.migrate.request import MigrateRequest
     from crckpt.ops.context import Context
 
@@ -45,7 +45,7 @@ def migrate_all(request: MigrateRequest, context: Context, config: Path | None, 
     Raises UsageError, StoreUnusable, RemoteError if the other host cannot be reached.
     """
     # Not needed for the help.
-    from crckpt.migrate.drain.drain import DrainResult, MoveOutcome, drain, make_command
+    from crckpt.migrate.drain.drain import DrainResult, drain, make_command
     from crckpt.migrate.drain.running_jobs import find_running_jobs
     from crckpt.migrate.session import find_free_bytes
     from crckpt.migrate.wire.bandwidth import shared_clock
@@ -68,8 +68,7 @@ def migrate_all(request: MigrateRequest, context: Context, config: Path | None, 
             _Progress(request.check),
             request.host,
         )
-    others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
-    result = DrainResult((*done.outcomes, *others), done.interrupted, free_bytes)
+    result = DrainResult((*done.outcomes, *found.excluded), done.interrupted, free_bytes)
     failure = find_failure(result)
     is_answer = request.check or failure is not None
     document = {**pick(request, "host", "check"), "interrupted": result.interrupted, "jobs": result.outcomes}

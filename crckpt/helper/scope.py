@@ -34,10 +34,7 @@ _LOOK_S: Final = 0.01
 
 
 def leave_session(name: str, description: str) -> str:
-    """Have systemd move us to a scope of our own, if we are in a session; our children will be there, too.
-
-    Return the group of the session if that fails; else nothing.
-    """
+    """Have systemd move us from a session, if we are in one, to a scope of our own. Return its group if it fails."""
     return _leave(_SESSION, name, description)
 
 

@@ -87,10 +87,7 @@ def check_destination(addresses: Sequence[HostAddress]) -> tuple[Finding, ...]:
 
 
 def leave_source(addresses: Sequence[HostAddress]) -> None:
-    """Remove the addresses, after the tree has ended. May be called again.
-
-    Raises HostCannot: if an address is still here, the lock must stay, and the destination must not release it.
-    """
+    """Remove the addresses, after the tree has ended; again, if asked. Raises HostCannot if one is still here."""
     for address in addresses:
         step("source.remove", str(address))
         remove(address)
@@ -186,10 +183,7 @@ def _ends_of_ssh() -> tuple[str, ...]:
 
 
 def _promotes(device: str) -> bool:
-    """Return whether the kernel keeps the other addresses of a network when it loses the first one.
-
-    Source: Documentation/networking/ip-sysctl.rst.
-    """
+    """Return whether the kernel keeps a network's other addresses when it loses the first (ip-sysctl.rst)."""
     # The kernel takes the larger one of both values.
     for name in ("all", device):
         with suppress(OSError):

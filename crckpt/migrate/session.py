@@ -28,10 +28,9 @@ from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import MoveQuestions, encode_questions
 from crckpt.migrate.preflight.report import GateReport, judge_store_space, make_report, plan_sending
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, MoveReport
-from crckpt.migrate.resume import ResumeResult
+from crckpt.migrate.resume import ResumeResult, settle_moves
 from crckpt.migrate.resume import resume as finish_move
 from crckpt.migrate.source.move import move_tree
-from crckpt.migrate.source.report_aborts import settle_moves
 from crckpt.migrate.transfer.send_files import send_files
 from crckpt.migrate.wire import messages, ssh
 from crckpt.migrate.wire.bandwidth import Bandwidth
@@ -51,10 +50,7 @@ _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 
 
 def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> MigrateResult:
-    """Move a tree to another host; with `check`, only check whether it would work.
-
-    Raises what a dump raises, RemoteError, PreflightRefused (the tree keeps running here), MoveInDoubt.
-    """
+    """Move a tree; with `check`, only check whether it would work. Raises what a dump raises, and MoveInDoubt."""
     with ExitStack() as stack:
         asked = DumpRequest(
             request.target,
@@ -93,10 +89,7 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
 
 
 def find_free_bytes(request: MigrateRequest, context: Context) -> int:
-    """Connect to the other host once; return how many bytes trees may take there.
-
-    Raises RemoteError if it cannot be reached.
-    """
+    """Ask the other host once how many bytes trees may take there. Raises RemoteError if it cannot be reached."""
     with (
         _opened_store(context, is_check=request.check) as repository,
         _connected_for(request, context, repository) as (_, hello),

@@ -13,11 +13,10 @@ from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.tracking.claims import Claims
+from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.preload import library
 from crckpt.tracking.refusals import find_criu_refusal
-from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Method, Tracker
-from crckpt.tracking.uffd_wp import UffdWp
 
 _UNKNOWN: Final = (0, 0)
 # The first release of CRIU that copies all huge pages that were set aside, whatever their bits say.
@@ -46,10 +45,7 @@ _OF_THIS_HOST: Final = Trials()
 def choose_tracker(
     root: proc.Process, criu: Path, claims: Path | None = None, trials: Trials = _OF_THIS_HOST
 ) -> Choice:
-    """Try the methods of this host on the tree below `root`. The tracker is attached, and has no base yet.
-
-    `claims` is the file of claims, if not the host's own.
-    """
+    """Try the methods of this host on a tree. The tracker is attached; `claims` is the file, if not the host's."""
     refusal = ""
     for method, why, is_last in _methods(criu, trials):
         # A method before the last one is taken only for trees that it tracks completely.

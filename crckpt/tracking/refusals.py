@@ -58,10 +58,7 @@ def find_userfaultfds(pid: int) -> tuple[int, ...]:
 
 
 def find_unseen_writer(pids: Iterable[int]) -> str:
-    """Find what writes memory of these processes unseen by every tracker, as a clause: a device, or the kernel.
-
-    Empty if there is none.
-    """
+    """Find what writes memory of these processes unseen by every tracker, as a clause; empty if nothing does."""
     # A page that a device was given to write is pinned. If the bits are reset before the device has written it, nothing
     # sets its bit again: the next dump would take the old page for the new one.
     for pid in pids:

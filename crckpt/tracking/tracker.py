@@ -95,10 +95,7 @@ class Tracker:
         self._frames = os.memfd_create("frames")
 
     def look(self) -> None:
-        """List the tree again, attach to new processes, track new maps. Allowed at any time; `begin` does it, too.
-
-        Raises HostCannot if the tree has ended.
-        """
+        """List the tree again, attach to new processes, track new maps. Raises HostCannot if the tree has ended."""
         living = {process.pid: process for process in self._living()}
         present = {process.identity for process in living.values()}
         for pid in [pid for pid, member in self._members.items() if member.identity not in present]:

@@ -24,10 +24,9 @@ from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import refusals
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.dump_basis import RoundBase
+from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.preload import library
-from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Tracker
-from crckpt.tracking.uffd_wp import UffdWp
 
 SEED: Final = 99
 BETWEEN: Final = 5000

@@ -13,9 +13,8 @@ from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials
 from crckpt.tracking.claims import Claims
 from crckpt.tracking.dump_basis import DumpBasis, RoundBase
-from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.tracker import Method, Tracker
-from crckpt.tracking.uffd_wp import UffdWp
 
 needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
 

@@ -58,10 +58,7 @@ class GuardedAddresses:
         self.guard = helper.pid
 
     def claim(self) -> None:
-        """Add the addresses behind a fence: programs here can bind them, the other host still has them.
-
-        If it fails, nothing is left.
-        """
+        """Add the addresses behind a fence: programs here can bind them. If it fails, nothing is left."""
         # From here on, the guard may have done some of it.
         self._is_claimed = True
         self._ask("claim")

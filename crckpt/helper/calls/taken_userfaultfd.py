@@ -99,10 +99,7 @@ def close_in(process: Identity, descriptor: int) -> None:
 
 
 def take_pinned(process: Identity, flags: int) -> tuple[MissingPages, int]:
-    """Take the missing pages of a process that waits for us; and what `unpin` needs.
-
-    Raises HostCannot, OSError.
-    """
+    """Take the missing pages of a process, and what `unpin` needs. Raises HostCannot, OSError."""
     found: list[tuple[MissingPages, int]] = []
 
     def pin(thread: ptrace.StoppedThread, theirs: int, ours: int) -> None:

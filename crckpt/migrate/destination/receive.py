@@ -327,10 +327,7 @@ class Destination:
         )
 
     def _hold(self, root: int, criu: int) -> AfterCommit:
-        """Report that the tree is built and held, and wait until the source says that its own has ended.
-
-        Return what is to be done when it is decided that the tree runs.
-        """
+        """Report that the tree is held, and wait for the end of the source's own. Return what to do once it runs."""
         assert self._move is not None
         live = identify_built(root, criu)
         if self._guard is not None:

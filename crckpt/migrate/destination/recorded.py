@@ -17,10 +17,7 @@ from crckpt.store.transaction import end_unfinished_restores
 
 
 def read_state(repository: Repository, message: messages.Resume, source: str) -> tuple[messages.MoveState, Move | None]:
-    """Read the state of a move from its record; return its answer and the record. `source` is the other host.
-
-    Raises PreflightRefused if another crckpt still works on it.
-    """
+    """Read the answer for a source from a move's record, and the record. Raises PreflightRefused if it is busy."""
     moves = read_last_moves(repository.backend)[0]
     # What this host has moved away is not for other hosts to decide.
     move = next((move for move in moves if move.id == message.move and move.side == "destination"), None)
@@ -37,10 +34,7 @@ def read_state(repository: Repository, message: messages.Resume, source: str) ->
 
 
 def _record_abort(repository: Repository, move_id: MoveId, job: JobName | None, source: str) -> State | None:
-    """Record that an unknown move was aborted: a crckpt that was stopped before it began must not begin it.
-
-    Return the state that is recorded.
-    """
+    """Record that an unknown move was aborted: a crckpt that was stopped must not begin it. Return the state."""
     if job is None:
         return None
     last = read_move(repository.backend, job)
@@ -62,10 +56,7 @@ def refuse_busy(move: Move) -> None:
 
 
 def end_unfinished_tree(repository: Repository, move: Move) -> Move:
-    """End what is left of the tree of a move if crckpt and CRIU were killed before it ran; return the move, judged.
-
-    Raises HostCannot if a process does not end.
-    """
+    """End the tree of a move if crckpt and CRIU were killed before it ran; return the move, judged."""
     if move.side == "destination" and not move.owner.is_alive:
         end_unfinished_restores(repository.backend.scratch)
         root = move.root

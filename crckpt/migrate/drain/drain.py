@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -20,13 +20,10 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, RemoteError, TargetNotRunning
 from crckpt.host.process.run import start_with_pipes
 from crckpt.host.process.signals import ignore_interrupts, interrupt_is_waiting, interrupts_deferred
-from crckpt.migrate.drain.running_jobs import RunningJob
-from crckpt.model import JobName, Pid
+from crckpt.migrate.drain.running_jobs import MoveOutcome, Outcome, RunningJob
 from crckpt.store import Repository
 from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_move
-
-Outcome: TypeAlias = Literal["moved", "movable", "stayed", "in-doubt", "ended", "included", "unknown"]
 
 # A signal that comes just before the wait begins is noticed after it.
 _LOOK_MS: Final = 200
@@ -34,27 +31,6 @@ _MOST_READ: Final = 1 << 16
 _MOST_UNCONNECTED: Final = 2
 _INTERRUPTED: Final = "crckpt was interrupted"
 _ENDED: Final = "the program has ended"
-
-
-class MoveOutcome(Struct, frozen=True):
-    """The outcome of one tree.
-
-    - `moved`: it runs on the other host; `movable`: with --check, it could
-    - `stayed`: it runs here, and `why`
-    - `in-doubt`: it may run nowhere; `hint` is the command that finishes the move
-    - `ended`: the program has ended by itself
-    - `included`: it moves with the tree of another job; `unknown`: crckpt does not know whether it runs here
-    - `causes`: all reasons, if there are several; `result`: the document of the move
-    """
-
-    job: JobName
-    pid: Pid | None
-    memory_bytes: int
-    outcome: Outcome
-    why: str = ""
-    hint: str = ""
-    causes: tuple[str, ...] = ()
-    result: dict[str, Any] | None = None
 
 
 class DrainResult(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -11,6 +11,8 @@ from crckpt.host import proc
 from crckpt.model import JobName, Pid
 from crckpt.ops.dump.last_checkpoint import read_last_checkpoints
 from crckpt.store import Repository
+
+Outcome: TypeAlias = Literal["moved", "movable", "stayed", "in-doubt", "ended", "included", "unknown"]
 
 
 class RunningJob(Struct, frozen=True):
@@ -21,25 +23,32 @@ class RunningJob(Struct, frozen=True):
     memory_bytes: int
 
 
-class ExcludedJob(Struct, frozen=True):
-    """A job that is not moved by itself.
+class MoveOutcome(Struct, frozen=True):
+    """The outcome of one tree.
 
-    - `included`: it moves with the tree of another job; `stayed`: it cannot be moved; `unknown`: its newest checkpoint
-      cannot be read
+    - `moved`: it runs on the other host; `movable`: with --check, it could
+    - `stayed`: it runs here, and `why`
+    - `in-doubt`: it may run nowhere; `hint` is the command that finishes the move
+    - `ended`: the program has ended by itself
+    - `included`: it moves with the tree of another job; `unknown`: crckpt does not know whether it runs here
+    - `causes`: all reasons, if there are several; `result`: the document of the move
     """
 
     job: JobName
     pid: Pid | None
-    outcome: Literal["included", "stayed", "unknown"]
-    why: str
+    memory_bytes: int
+    outcome: Outcome
+    why: str = ""
     hint: str = ""
+    causes: tuple[str, ...] = ()
+    result: dict[str, Any] | None = None
 
 
 class RunningJobs(Struct, frozen=True):
     """The jobs that run here: those to move, the largest first, and the others."""
 
     jobs: tuple[RunningJob, ...]
-    excluded: tuple[ExcludedJob, ...]
+    excluded: tuple[MoveOutcome, ...]
 
 
 def find_running_jobs(repository: Repository) -> RunningJobs:
@@ -49,7 +58,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
     it here.
     """
     found: dict[proc.Identity, RunningJob] = {}
-    excluded: list[ExcludedJob] = []
+    excluded: list[MoveOutcome] = []
     # Of two jobs of one program, the one that was dumped last has it.
     for last in reversed(read_last_checkpoints(repository)):
         job = last.checkpoint.job
@@ -58,11 +67,11 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
             if last.details is None:
                 name = last.checkpoint.short_id
                 why = f"checkpoint {name} cannot be read, so crckpt does not know whether its program runs here"
-                excluded.append(ExcludedJob(job, None, "unknown", why, f"check it: crckpt verify {name}"))
+                excluded.append(MoveOutcome(job, None, 0, "unknown", why, f"check it: crckpt verify {name}"))
             continue
         if root.identity in found:
             why = f"it is the program of the job {found[root.identity].job}"
-            excluded.append(ExcludedJob(job, root.pid, "included", why))
+            excluded.append(MoveOutcome(job, root.pid, 0, "included", why))
         else:
             found[root.identity] = RunningJob(job, root, proc.memory(*proc.read_tree(root).pids))
     kept, rest = _separate({each.root.pid: each for each in found.values()})
@@ -70,7 +79,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
     return RunningJobs(tuple(kept), (*excluded, *rest))
 
 
-def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[ExcludedJob]]:
+def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[MoveOutcome]]:
     """Separate the jobs that can be moved from those that must stay, or are parts of others; by the PID of the root."""
     own = (os.getpid(), *proc.ancestors(os.getpid()))
     movable = {pid: job for pid, job in jobs.items() if pid not in own}
@@ -78,12 +87,14 @@ def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[Exclu
     for pid, job in jobs.items():
         if pid in own:
             hint = f"move it from another shell: crckpt migrate {pid} HOST {job.job}"
-            excluded.append(ExcludedJob(job.job, job.root.pid, "stayed", "this crckpt runs in its tree", hint))
+            excluded.append(MoveOutcome(job.job, job.root.pid, 0, "stayed", "this crckpt runs in its tree", hint))
     kept = []
     for pid, job in movable.items():
         above = next((movable[other] for other in proc.ancestors(pid) if other in movable), None)
         if above is None:
             kept.append(job)
         else:
-            excluded.append(ExcludedJob(job.job, pid, "included", f"it is a part of the tree of the job {above.job}"))
+            excluded.append(
+                MoveOutcome(job.job, pid, 0, "included", f"it is a part of the tree of the job {above.job}")
+            )
     return kept, excluded

@@ -31,7 +31,7 @@ from crckpt.migrate.preflight.questions import (
     MoveQuestions,
     TerminalKind,
 )
-from crckpt.migrate.preflight.rights import Right, read_rights
+from crckpt.migrate.preflight.recheck import Right, read_rights
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget

@@ -31,10 +31,7 @@ _LONGEST_INTERFACE: Final = 16  # IFNAMSIZ, linux/if.h
 
 
 class SocketAsker:
-    """Collects the sockets of a tree, each inode once.
-
-    `kinds` are those of the tree, `known` the unix sockets of the host.
-    """
+    """Collects a tree's sockets, of these `kinds`, each inode once. `known`: the unix sockets of the host."""
 
     def __init__(self, ids: Iterator[int], known: Mapping[int, LiveUnixSocket], kinds: Iterable[SocketKind]) -> None:
         self._ids = ids

@@ -16,9 +16,8 @@ from crckpt.causes.catalogue import CAUSE_BY_KEY
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host.network.devices import read_devices
 from crckpt.migrate.preflight.answers import MoveAnswers
-from crckpt.migrate.preflight.changed_files import ComparedFiles, select_compared
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
-from crckpt.migrate.preflight.rights import Right
+from crckpt.migrate.preflight.recheck import ComparedFiles, Right, select_compared
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.preflight.dump.space import Growth
 
@@ -142,10 +141,7 @@ def judge_growth(growth: Growth, free: int) -> Literal["full", "tight", ""]:
 
 
 def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Iterator[Finding]:
-    """Put what the destination has found into words for the user of this host; `versions` are of both CRIUs.
-
-    Raises IntegrityError if the destination sends what is no finding.
-    """
+    """Put findings of the destination into words for the user here. Raises IntegrityError for what is no finding."""
     for found in findings:
         if found.key not in CAUSE_BY_KEY:
             raise IntegrityError(f"the other host has found what this crckpt does not know: {found.key!r}")

@@ -20,10 +20,9 @@ from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
-from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed_files
 from crckpt.migrate.preflight.look import ANSWERS_WITHIN_S
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.preflight.rights import Right, find_frozen, refuse_new_rights
+from crckpt.migrate.preflight.recheck import ComparedFiles, Right, find_frozen, refuse_changed_files, refuse_new_rights
 from crckpt.migrate.request import MoveReport
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.transfer.late_packs import serve_reads

@@ -32,10 +32,7 @@ _LATE: Final = ("commit", "abort")
 
 
 class HookedMove(Struct, frozen=True):
-    """The user's commands for a move (empty: none), and what they are told about it.
-
-    `source` and `destination` are names of hosts, the latter as the user typed it.
-    """
+    """The user's commands for a move (empty: none), and what they are told about it."""
 
     move_id: MoveId
     source: str

@@ -111,10 +111,7 @@ def estimate_downtime(rounds: list[Round], written_per_s: float | None, *, is_la
 
 
 def explain_end(request: MigrateRequest, rounds: list[Round], downtime: Downtime, bytes_per_s: float | None) -> str:
-    """Say why there are enough rounds; empty if another one is worth its time.
-
-    `bytes_per_s` is the speed of the connection, if it is known.
-    """
+    """Say why there are enough rounds; empty if another one is worth its time. The speed may be unknown."""
     if request.max_downtime_ms is not None and downtime.ms <= request.max_downtime_ms:
         return "the estimated downtime is within --max-downtime"
     if len(rounds) >= request.max_rounds:

@@ -65,10 +65,7 @@ class SourcePacks:
         connection.handle(Content, self._take)
 
     def fetch(self, digest: PackId, offset: int, size: int) -> Fetched:
-        """Read bytes of a pack, or return them again.
-
-        Raises ConnectionLost; IntegrityError if the source cannot read them.
-        """
+        """Read bytes of a pack. Raises ConnectionLost; IntegrityError if the source cannot read them."""
         key = digest, offset, size
         with self._lock:
             if (kept := self._kept.get(key)) is not None:

@@ -46,10 +46,7 @@ class Receiver:
     """
 
     def __init__(self, repository: Repository, directory: Path) -> None:
-        """`directory` is that of the transaction.
-
-        `newest` are the packs of the last offer that the store lacked.
-        """
+        """`newest` are the packs of the last offer that the store lacked."""
         self.newest: tuple[PackId, ...] = ()
         self._repository = repository
         self._directory = directory
@@ -89,10 +86,7 @@ class Receiver:
         connection.send(Stored())
 
     def check_checkpoint(self, manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
-        """Check that a checkpoint is whole: its manifest, packs, index and page maps. Nothing is written.
-
-        Raises IntegrityError; StoreUnusable if a newer crckpt wrote it.
-        """
+        """Check that a checkpoint is whole. Raises IntegrityError; StoreUnusable if a newer crckpt wrote it."""
         checkpoint = unseal(manifest, checkpoint_id)
         name = f"the checkpoint {checkpoint.short_id} of the other host"
         if checkpoint.sequence > self._highest_sequence:
@@ -123,10 +117,7 @@ class Receiver:
             return self._repository.add_manifest(manifest, checkpoint_id)
 
     def cache_fingerprints(self) -> None:
-        """Compute the fingerprints of the packs that were received: the next dump, or move to here, needs them.
-
-        It takes a processor some seconds for each GB: call it when the tree runs.
-        """
+        """Compute fingerprints of what was received, seconds for each GB: the next dump, or move here, needs them."""
         backend = self._repository.backend
         key = read_key(backend)
         # What cannot be read or written now is computed when it is needed.
@@ -184,10 +175,7 @@ class _Open(Struct):
 
 
 class _Incoming:
-    """Packs that are being received, as files in a directory; each is verified by all cores while the next one comes.
-
-    `begin` and `add` are called by the thread that reads the connection.
-    """
+    """Receives packs as files; the thread that reads calls it, while all cores verify what has come."""
 
     def __init__(self, directory: Path, wanted: frozenset[str], pool: Workers, progress: Callable[[int], None]) -> None:
         """Take the packs that are `wanted`, each once."""
@@ -232,10 +220,7 @@ class _Incoming:
             self._submit(lambda: self._verify(pack))
 
     def finish(self) -> dict[PackId, Path]:
-        """Wait until all is verified and durable; return the files by digest.
-
-        Raises IntegrityError if something is missing or is not what was announced.
-        """
+        """Wait until all is durable; return the files. Raises IntegrityError if something is missing or damaged."""
         if self._left or self._open:
             missing = next(iter(self._left), "") or next(iter(self._open.values())).digest
             raise IntegrityError(f"pack {missing[:SHORT]} was not sent whole")

@@ -34,10 +34,7 @@ _NOTHING: Final = hashlib.sha256().hexdigest()
 
 
 def send_files(connection: Connection, files: Sequence[AskedFile], progress: Progress = ignore_progress) -> None:
-    """Send files that `find_sendable` allows. Then all are there, durably.
-
-    Raises what `Connection` raises; DumpFailed if a file has changed since the questions; OSError.
-    """
+    """Send files that `find_sendable` allows: then all are there. Raises DumpFailed if one has changed, and OSError."""
     done, total = 0, sum(file.size for file in files)
 
     def add(sent: int) -> None:
@@ -117,10 +114,7 @@ def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable
 
 @contextmanager
 def opened(file: AskedFile) -> Iterator[int]:
-    """Open the file that the tree uses, by its name. Raises DumpFailed if that leads to another file by now.
-
-    The user of the tree may have put a link to a file there that only root may read.
-    """
+    """Open the tree's file by its name; raises DumpFailed for another one: a link may lead to what root may read."""
     try:
         descriptor, _ = open_regular(file.name)
     except FileNotFoundError as error:

@@ -58,10 +58,7 @@ class SentFile(Struct, frozen=True):
 
 
 class SentTail(Struct, frozen=True):
-    """The bytes of a log from `start` on: size and digest of `file` are theirs.
-
-    `before`: the digest of what is before them; empty if this connection has sent or compared that.
-    """
+    """The bytes of a log from `start` on. `before`: the digest of what is before them, if not compared yet."""
 
     file: SentFile
     start: Count

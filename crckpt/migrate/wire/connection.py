@@ -62,10 +62,7 @@ class PackReceiver(Protocol):
 
 
 class Connection:
-    """A connection, for one thread that sends and receives. `peer` names the other side in messages.
-
-    Close it, or use it as a context manager. Its descriptors are closed with it.
-    """
+    """A connection, for one thread, to the side `peer`. It is closed, with its descriptors, at the end of a block."""
 
     def __init__(
         self,
@@ -212,11 +209,7 @@ class Connection:
         raise self.reject(f"{type(found).__name__} instead of {expected}")
 
     def abort(self, why: str, timeout: float) -> None:
-        """Send Abort, and wait until the other side has answered that. What it has sent before is dropped, and data
-        that waits to be sent.
-
-        Raises ConnectionLost.
-        """
+        """Send Abort, dropping data that waits; wait until it is answered. Raises ConnectionLost."""
         self._writer.drop_data()
         self.send(Abort(messages.cut_text(why)))
         until = time.monotonic() + timeout

@@ -130,10 +130,7 @@ class Compared(MoveMessage, frozen=True):
 
 
 class Files(MoveMessage, frozen=True):
-    """Files that the destination lacks; answered by Lacking with their digests, and then sent as packs are.
-
-    The gate defines the content.
-    """
+    """Files that the destination lacks. It asks for their digests (Lacking), then they are sent as packs are."""
 
     content: bytes
 
@@ -231,10 +228,7 @@ class Ended(MoveMessage, frozen=True):
 
 
 class Running(MoveMessage, frozen=True):
-    """The tree runs at the destination, for `ran_for_ms` already.
-
-    `terminal_log`: the file with the output of its new terminal, if it has one.
-    """
+    """The tree runs there, for `ran_for_ms` already. `terminal_log`: the file with the output of a new terminal."""
 
     pid: Pid
     restore_ms: Milliseconds

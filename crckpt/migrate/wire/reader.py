@@ -46,10 +46,7 @@ class ConnectionReader:
         take_data: Callable[[int, memoryview], None],
         on_lost: Callable[[CrckptError], None],
     ) -> None:
-        """Call these from the thread: with messages and their size, with data and its channel, and at the end.
-
-        The first two may raise BadFrame.
-        """
+        """Call these from the thread: with messages, with data, and at the end. The first two may raise BadFrame."""
         self._descriptor = descriptor
         self._peer = peer
         self._silence_s = max(_FIRST_S, patience_s)

@@ -157,10 +157,7 @@ class FilledSpace:
                 self._missing.wake(address)
 
     def fill_next(self) -> bool:
-        """Supply a batch of pages, and end if that was the last one. Return False if there was none.
-
-        Raises IntegrityError, OSError.
-        """
+        """Supply a batch, and end after the last. Return False if there was none. Raises IntegrityError, OSError."""
         with self._lock:
             batch = None if self.has_ended else self._batches.claim()
         if batch is None:

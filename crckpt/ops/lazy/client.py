@@ -62,10 +62,7 @@ class Filler:
             self._helper.end()
 
     def serve(self, manifest: bytes, fetch: Fetch) -> None:
-        """Serve the packs of a checkpoint that come later: the helper reads them by `fetch` until `wait_until_filled`.
-
-        If we end before that, it ends the tree.
-        """
+        """Serve packs that come later: the helper reads them by `fetch` until `wait_until_filled`."""
         self._manifest = manifest
         serve_fetches(self._packs.dup(), fetch)
 
@@ -80,10 +77,7 @@ class Filler:
         self._send(Plan(str(store), checkpoint, processes, self.hot, self._manifest))
 
     def attach(self, root: int, pids: Mapping[int, int]) -> None:
-        """In the hold: let it supply the pages that the processes lack; `pids` are ours by those in the checkpoint.
-
-        Raises RestoreFailed.
-        """
+        """In the hold: let it supply what processes lack, by their PIDs in the checkpoint. Raises RestoreFailed."""
         tasks = {inner: found for inner, pid in pids.items() if (found := proc.identify(pid)) is not None}
         self._send(Attach(root, tasks))
         self._has_tree = True

@@ -76,10 +76,7 @@ def is_incomplete(pid: int) -> bool:
 
 
 def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
-    """Wait while crckpt fills the memory of the tree below `root`; `say` what it waits for.
-
-    Raises HostCannot if nobody fills it any more.
-    """
+    """Wait while crckpt fills the memory of a tree; `say` so. Raises HostCannot if nobody fills it any more."""
     is_said = False
     for _, descriptor in _open_marks():
         try:

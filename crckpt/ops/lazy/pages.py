@@ -78,10 +78,7 @@ class ProcessPages:
             yield self._piece(row, pages, int(self._which[row]) - first)
 
     def unpack_at(self, origin: int) -> Iterator[Piece]:
-        """Unpack the frame with the page of this address, and yield its piece; nothing for a page of zeros.
-
-        Raises IntegrityError.
-        """
+        """Unpack the frame with the page of this address; nothing for a page of zeros. Raises IntegrityError."""
         page = origin // PAGE_SIZE
         at = int(np.searchsorted(self._addresses, page, side="right")) - 1
         if at < 0:

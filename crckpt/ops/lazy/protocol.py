@@ -39,10 +39,7 @@ class Started(Struct, frozen=True, tag=True):
 
 
 class Attach(Struct, frozen=True, tag=True):
-    """The processes of the tree wait in the hold. `tasks`: by the PID in the checkpoint.
-
-    Answered by Attached, and then by Planned.
-    """
+    """The tree's `tasks`, by the PID in the checkpoint, wait in the hold. Answered by Attached, then Planned."""
 
     root: int
     tasks: dict[int, Identity]

@@ -16,7 +16,7 @@ from crckpt.helper.start import start_helper
 from crckpt.host import proc
 from crckpt.host.steps import limit
 from crckpt.tracking.dump_basis import Base, DumpBasis
-from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Keeper, KeeperRequest, make_commit_request
+from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Keeper, KeeperRequest, base_name
 
 _PATIENCE_S: Final = 60.0
 # `crckpt ps` asks all keepers in turn: one that is stopped must not keep it for long.
@@ -68,7 +68,7 @@ class KeeperSession:
 
     def commit(self, base: Base) -> None:
         """Report that the dump or round is kept, as `Tracker.commit`."""
-        self._ask(make_commit_request(base))
+        self._ask(KeeperRequest("committed", base_name(base)))
 
     def end(self) -> None:
         """End the keeper. Returns when it has let the tree go, which waits for a dump that is going on."""
@@ -147,10 +147,7 @@ def _ended_mark(root: proc.Identity) -> Path:
 
 
 def start_session(root: proc.Process, criu: Path, why_new: str) -> KeeperSession:
-    """Start a keeper for the tree, which has none, and connect to it. `why_new` as in `KeeperSession`.
-
-    Raises HostCannot, which says why the tree cannot be tracked.
-    """
+    """Start a keeper for a tree that has none. Raises HostCannot, which says why the tree cannot be tracked."""
     helper = start_helper(KEEPER, str(root.pid), str(criu))
     # It outlives this process, and is never waited for.
     helper.child.abandon()

@@ -97,16 +97,6 @@ def _parse_base(name: str) -> Base | None:
     return RoundBase(Path(name)) if "/" in name else CheckpointBase(CheckpointId(name))
 
 
-def begin_answer(basis: DumpBasis) -> Answer:
-    """Make the answer to `begin`."""
-    return Answer(began=BeginAnswer(base_name(basis.base), basis.why, basis.tracks, basis.whole))
-
-
-def make_commit_request(base: Base) -> KeeperRequest:
-    """Make the request that reports a dump or round as kept."""
-    return KeeperRequest("committed", base_name(base))
-
-
 def read_committed_base(request: KeeperRequest) -> Base:
     """Return the base that `committed` reports. Raises HostCannot if it names none."""
     base = _parse_base(request.name)

@@ -26,16 +26,13 @@ from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.dump_basis import RoundBase
-from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest, base_name, begin_answer, read_committed_base
+from crckpt.tracking.keeper.protocol import Answer, BeginAnswer, Keeper, KeeperRequest, base_name, read_committed_base
 from crckpt.tracking.preload import library
 from crckpt.tracking.tracker import Tracker
 
 
 class _Service:
-    """Answers requests until the tree ends or the keeper is to end, and until no dump is going on.
-
-    `is_terminated`: it ends because of a SIGTERM.
-    """
+    """Answers requests until the tree ends, or the keeper is to end (`is_terminated`: after a SIGTERM)."""
 
     def __init__(self, tracker: Tracker, keeper: Keeper) -> None:
         self.server = Server(KEEPER, KeeperRequest, self._take, self._drop, lambda why: Answer(refused=why))
@@ -80,7 +77,8 @@ class _Service:
                 basis = self._tracker.begin()
                 # Only now: no dump is going on if that failed.
                 self._dumping = peer
-                return begin_answer(basis)
+                began = BeginAnswer(base_name(basis.base), basis.why, basis.tracks, basis.whole)
+                return Answer(began=began)
             case "stage":
                 self.discard_rounds()
                 self._staged = request.directories

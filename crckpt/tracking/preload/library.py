@@ -79,10 +79,7 @@ def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
 
 
 def restore_words(criu: Path, holders: Path) -> tuple[str, ...]:
-    """Return the words before the command line of this CRIU for a restore (trusted.c); none without the library.
-
-    `holders` is the file that says whose things are made (holders.c).
-    """
+    """Return the words before CRIU's for a restore; `holders` is the file that says whose things are made."""
     library = RESTORE_LIBRARY
     return ("env", f"{_variable(criu)}={library}", f"CRCKPT_HOLDERS={holders}") if library.exists() else ()
 

@@ -15,7 +15,8 @@ from small_programs import WAITS, program, read
 from crckpt.cli.app import make_parser, run
 from crckpt.cli.migrate_all import find_failure, make_options, summary_lines
 from crckpt.errors import UsageError
-from crckpt.migrate.drain.drain import DrainResult, MoveOutcome, Outcome
+from crckpt.migrate.drain.drain import DrainResult
+from crckpt.migrate.drain.running_jobs import MoveOutcome, Outcome
 from crckpt.migrate.request import MigrateRequest
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.model import JobName

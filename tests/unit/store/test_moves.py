@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from crckpt.errors import MoveInDoubt, PreflightRefused, RemoteError
 from crckpt.host import proc
 from crckpt.migrate.destination.recorded import read_state
-from crckpt.migrate.source.report_aborts import report_abort, settle_moves
+from crckpt.migrate.resume import report_abort, settle_moves
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.model import JobName, MoveId

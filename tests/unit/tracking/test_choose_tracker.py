@@ -11,8 +11,7 @@ from tracked import needs_write_protection
 
 from crckpt.host import proc
 from crckpt.tracking.choose_tracker import Trials, choose_tracker
-from crckpt.tracking.soft_dirty import SoftDirty
-from crckpt.tracking.uffd_wp import UffdWp
+from crckpt.tracking.methods import SoftDirty, UffdWp
 
 
 @needs_write_protection

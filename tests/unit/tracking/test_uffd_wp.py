@@ -15,7 +15,7 @@ from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.dump_basis import DumpBasis
-from crckpt.tracking.uffd_wp import UffdWp
+from crckpt.tracking.methods import UffdWp
 
 ALONE = 0x4000
 """MAP_NORESERVE: it does not join its neighbours."""

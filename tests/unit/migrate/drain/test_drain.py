@@ -18,8 +18,8 @@ from small_programs import WAITS, program, read
 
 from crckpt.host.proc import LiveRoot, identify_live_root
 from crckpt.host.process import run
-from crckpt.migrate.drain.drain import DrainResult, MoveOutcome, drain, make_command
-from crckpt.migrate.drain.running_jobs import RunningJob
+from crckpt.migrate.drain.drain import DrainResult, drain, make_command
+from crckpt.migrate.drain.running_jobs import MoveOutcome, RunningJob
 from crckpt.model import JobName
 from crckpt.store import Repository
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
 from crckpt.migrate.preflight.answers import compare
-from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed_files
+from crckpt.migrate.preflight.recheck import ComparedFiles, refuse_changed_files
 
 pytestmark = pytest.mark.usefixtures("is_root")
 

@@ -8,7 +8,7 @@ import pytest
 from entering import StatementRunner
 
 from crckpt.errors import PreflightRefused
-from crckpt.migrate.preflight.rights import Right, read_rights, refuse_new_rights
+from crckpt.migrate.preflight.recheck import Right, read_rights, refuse_new_rights
 
 pytestmark = pytest.mark.usefixtures("is_root")
 

@@ -12,11 +12,10 @@ from crckpt.model import CheckpointId
 from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
 from crckpt.tracking.keeper.protocol import (
     Answer,
+    BeginAnswer,
     Keeper,
     KeeperRequest,
     base_name,
-    begin_answer,
-    make_commit_request,
     read_committed_base,
 )
 
@@ -28,7 +27,7 @@ BASES = [(CHECKPOINT, "ab" * 32), (ROUND, "/store/tmp/rounds/2")]
 @pytest.mark.parametrize(("base", "name"), BASES)
 def test_base_is_sent_by_name(base: Base, name: str) -> None:
     assert base_name(base) == name
-    line = msgspec.json.encode(make_commit_request(base))
+    line = msgspec.json.encode(KeeperRequest("committed", base_name(base)))
     assert line == b'{"do":"committed","name":"%s","directories":[]}' % name.encode()
     assert read_committed_base(msgspec.json.decode(line, type=KeeperRequest)) == base
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}, base=name).counts_from == base
@@ -44,7 +43,10 @@ def test_next_dump_is_full_without_a_base() -> None:
 @pytest.mark.parametrize("base", [CHECKPOINT, ROUND, None])
 def test_dump_basis_round_trips(base: Base | None) -> None:
     basis = DumpBasis(base, "why", tracks=True, whole=(WholeProcess(3, "PID 3: the process is new"),))
-    answer = msgspec.json.decode(msgspec.json.encode(begin_answer(basis)), type=Answer)
+    answer = msgspec.json.decode(
+        msgspec.json.encode(Answer(began=BeginAnswer(base_name(basis.base), basis.why, basis.tracks, basis.whole))),
+        type=Answer,
+    )
     assert answer.began is not None
     assert answer.began.basis == basis
 

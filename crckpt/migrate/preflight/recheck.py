@@ -1,4 +1,4 @@
-"""What the check has compared, compared again while the tree is frozen: it may have changed meanwhile."""
+"""Rights and files that the check has compared, compared again while the tree is frozen: they may have changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,12 +15,61 @@ from msgspec.structs import replace
 from crckpt.errors import KEEPS_RUNNING, PreflightRefused, error_text
 from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_digest
+from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.file_users import list_writable
+from crckpt.host.proc.status import read_status
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.asked_files import LARGEST_READ, NAMELESS, find_shared_file_systems, limit_time
 from crckpt.migrate.preflight.judge_files import advise_to_keep
 from crckpt.migrate.preflight.questions import AskedFile
+
+Right: TypeAlias = tuple[Literal["user", "group"], int]
+
+_ROOT: Final = "0"
+
+
+def read_rights(pids: Iterable[int]) -> frozenset[Right]:
+    """Read the users and groups of all threads, without those that are or can become root: these need no more."""
+    return frozenset(right for pid in pids for right in _read_process(pid))
+
+
+def refuse_new_rights(root: int, compared: frozenset[Right]) -> None:
+    """Raise PreflightRefused if a frozen tree has rights that were not compared: a set-user-id program, newgrp(1)."""
+    new = sorted(read_rights(find_frozen(root)) - compared)
+    if new:
+        kind, number = new[0]
+        raise PreflightRefused(
+            f"the program has taken the rights of {kind} {number} since the check",
+            state="it keeps running here",
+            hint="run the command again: crckpt compares the names on both hosts first",
+        )
+
+
+def find_frozen(pid: int) -> Iterator[int]:
+    """Find the processes of a frozen tree. In others the kernel's list of children may miss some (proc(5))."""
+    yield pid
+    for tid in procfs.living_threads(pid):
+        with suppress(OSError):
+            for child in procfs.text(f"/proc/{pid}/task/{tid}/children").split():
+                yield from find_frozen(int(child))
+
+
+def _read_process(pid: int) -> Iterator[Right]:
+    for tid in procfs.living_threads(pid):
+        with suppress(OSError):
+            yield from _parse(read_status(pid, tid))
+
+
+def _parse(status: dict[str, str]) -> Iterator[Right]:
+    # Real, effective, saved, and that of the file system: a process may take on each of the first three.
+    users = status.get("Uid", "").split()
+    if _ROOT in users:
+        return
+    yield from (("user", int(number)) for number in users)
+    for name in ("Gid", "Groups"):
+        yield from (("group", int(number)) for number in status.get(name, "").split())
+
 
 _OF_THE_KERNEL: Final = (*NAMELESS, "/sys/")
 

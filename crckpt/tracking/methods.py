@@ -1,7 +1,8 @@
-"""Tracking by asynchronous write protection: each process makes a userfaultfd, which crckpt holds.
+"""The two methods of tracking: the kernel's soft-dirty bits, as CRIU uses them, and asynchronous write protection.
 
-CRIU asks for soft-dirty bits and gets its answers from the preload library (scan.c). Only CRIU resets bits, while the
-tree is frozen. What is not registered reads as written: a map that is missed here costs bytes, never a page.
+For the second, each process makes a userfaultfd, which crckpt holds. CRIU asks for soft-dirty bits and gets its answers
+from the preload library (scan.c). Only CRIU resets bits, while the tree is frozen. What is not registered reads as
+written: a map that is missed here costs bytes, never a page.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
 from crckpt.helper.calls.remote_calls import TakeResult, close_descriptors, take_userfaultfds
-from crckpt.host.syscalls import pagemap, userfaultfd
+from crckpt.host import proc
+from crckpt.host.syscalls import memory_trials, pagemap, userfaultfd
 from crckpt.tracking import refusals
 from crckpt.tracking.preload import library
 
@@ -23,13 +25,80 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAME: Final = "uffd-wp"
+
+class SoftDirty:
+    """The method for kernels with CONFIG_MEM_SOFT_DIRTY.
+
+    The kernel loses the bits of hugetlb pages. `misses_huge`: this CRIU does not know that, and would leave out what
+    was written there.
+    """
+
+    name: Final = "soft-dirty"
+
+    def __init__(self, *, misses_huge: bool = False) -> None:
+        """Do nothing yet."""
+        self._misses_huge = misses_huge
+
+    def attach(self, pids: Iterable[int]) -> dict[int, PagemapAttachment | str]:
+        """Open each process's page map. Return the attachment of each, or why there is none."""
+        found: dict[int, PagemapAttachment | str] = {}
+        for pid in pids:
+            try:
+                attachment = PagemapAttachment(pid, misses_huge=self._misses_huge)
+            # A process that is about to end has no maps any more: IndexError.
+            except (OSError, IndexError):
+                found[pid] = "it has ended"
+                continue
+            why = attachment.catch_up()
+            if why:
+                attachment.close()
+            found[pid] = why or attachment
+        return found
+
+    def environment(self, criu: Path) -> Mapping[str, str]:
+        """Load the preload library."""
+        # It stops CRIU before its first reset, and finds writes without a bit (frames.c).
+        joined = {} if memory_trials.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
+        return {**library.environment(criu, self.name), **joined}
+
+    def is_left_in(self, _pid: int) -> bool:
+        """Return False: this method leaves nothing in a process."""
+        return False
+
+    def find_written(self, pid: int) -> NDArray[np.uint64]:
+        """As `pagemap.find_soft_dirty`."""
+        return pagemap.find_soft_dirty(pid, pagemap.private_anonymous(pid))
+
+
+class PagemapAttachment:
+    """The attachment to a process: the page map of the memory that it has now."""
+
+    def __init__(self, pid: int, *, misses_huge: bool = False) -> None:
+        """Raises OSError if it has ended. `misses_huge` as of `SoftDirty`."""
+        self._pid, self._misses_huge = pid, misses_huge
+        place = pagemap.private_anonymous(pid)[0].start
+        self._pagemap = Path(f"/proc/{pid}/pagemap").open("rb", buffering=0)  # noqa: SIM115
+        self._pagemap.seek(place // mmap.PAGESIZE * 8)
+
+    def catch_up(self) -> str:
+        """Return why the process can no longer be tracked, or an empty string."""
+        here = self._pagemap.tell()
+        entry = self._pagemap.read(8)
+        self._pagemap.seek(here)
+        # After an exec the page map of the old memory is empty.
+        if not entry:
+            return refusals.EXECUTED
+        return refusals.HUGE_PAGES if self._misses_huge and proc.huge_pages(self._pid) else ""
+
+    def close(self) -> None:
+        """Close the page map."""
+        self._pagemap.close()
 
 
 class UffdWp:
     """The method for kernels without soft-dirty, from 6.7 on."""
 
-    name = NAME
+    name: Final = "uffd-wp"
 
     def __init__(
         self,
@@ -76,7 +145,7 @@ class UffdWp:
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """Load the preload library, which answers CRIU."""
-        return library.environment(criu, NAME)
+        return library.environment(criu, self.name)
 
     def find_written(self, pid: int) -> NDArray[np.uint64]:
         """As `pagemap.find_written`."""
