@@ -48,8 +48,8 @@ def migrate_all(request: MigrateRequest, context: Context, config: Path | None, 
     from crckpt.migrate.drain.drain import DrainResult, drain, make_command
     from crckpt.migrate.drain.running_jobs import find_running_jobs
     from crckpt.migrate.session import find_free_bytes
-    from crckpt.migrate.wire.bandwidth import shared_clock
     from crckpt.migrate.wire.ssh import check_host
+    from crckpt.migrate.wire.writer import shared_clock
 
     check_host(request.host)
     repository = context.repository()

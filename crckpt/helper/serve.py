@@ -14,9 +14,8 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all
+from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, accept, close_all, listen
 from crckpt.helper.kinds import HelperKind
-from crckpt.helper.sockets import accept, listen
 
 _MOST_PEERS: Final = 64
 # How long a peer may take to read its answer.

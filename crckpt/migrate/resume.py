@@ -20,13 +20,14 @@ from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightR
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
-from crckpt.migrate.destination.recorded import end_unfinished_tree, wait_until_decided
-from crckpt.migrate.destination.restores import (
+from crckpt.migrate.destination.recorded import (
     claimed_addresses,
+    end_unfinished_tree,
     identify_built,
     make_addresses,
     make_restore_request,
     release_or_explain,
+    wait_until_decided,
 )
 from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over
 from crckpt.migrate.source.move import make_in_doubt_error, read_manifest

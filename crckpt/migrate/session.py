@@ -33,8 +33,8 @@ from crckpt.migrate.resume import resume as finish_move
 from crckpt.migrate.source.move import move_tree
 from crckpt.migrate.transfer.send_files import send_files
 from crckpt.migrate.wire import messages, ssh
-from crckpt.migrate.wire.bandwidth import Bandwidth
 from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.writer import Bandwidth
 from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import examined

@@ -14,7 +14,7 @@ from trees import Case, started
 
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
-from crckpt.migrate.preflight.live_tree import list_image_sizes, make_tree, plan_restore
+from crckpt.migrate.preflight.judge import list_image_sizes, make_tree, plan_restore
 from crckpt.model import JobName
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.preflight.restore.files import find_needed_files, find_needed_path, read_file_facts

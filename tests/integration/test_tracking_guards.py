@@ -22,11 +22,10 @@ from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import refusals
-from crckpt.tracking.claims import Claims
 from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.preload import library
-from crckpt.tracking.tracker import Tracker
+from crckpt.tracking.tracker import Claims, Tracker
 
 SEED: Final = 99
 BETWEEN: Final = 5000

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from io import FileIO
 
 from crckpt.migrate.wire import messages
-from crckpt.migrate.wire.bandwidth import Bandwidth
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import MESSAGE, make_frame
 from crckpt.migrate.wire.messages import Hello, MoveMessage, PackMessage
+from crckpt.migrate.wire.writer import Bandwidth
 
 HELLO = Hello(1, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
 MOVE = "0123456789abcdef"

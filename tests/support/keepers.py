@@ -10,10 +10,9 @@ from pathlib import Path
 
 from small_programs import WAITS, program, read
 
-from crckpt.helper.channel import Channel, HelperEnded
+from crckpt.helper.channel import Channel, HelperEnded, listen
 from crckpt.helper.kinds import KEEPER as KIND
-from crckpt.helper.records import record_path
-from crckpt.helper.sockets import listen
+from crckpt.helper.kinds import record_path
 from crckpt.host import proc
 from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest
 

@@ -11,10 +11,9 @@ from entering import NO_WRITE_PROTECTION, reset
 
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials
-from crckpt.tracking.claims import Claims
 from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.methods import SoftDirty, UffdWp
-from crckpt.tracking.tracker import Method, Tracker
+from crckpt.tracking.tracker import Claims, Method, Tracker
 
 needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
 

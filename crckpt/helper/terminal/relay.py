@@ -19,10 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import HostCannot
-from crckpt.helper.channel import Channel, HelperSilent
+from crckpt.helper.channel import Channel, HelperSilent, connect, find_helpers
 from crckpt.helper.kinds import TERMINAL
-from crckpt.helper.records import HelperRecord
-from crckpt.helper.sockets import connect, find_helpers
 from crckpt.helper.terminal.protocol import (
     ATTACH,
     DESCRIBE,

@@ -23,11 +23,18 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import CrckptError, error_text
-from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all, open_control
-from crckpt.helper.kinds import TERMINAL
-from crckpt.helper.records import record_path
+from crckpt.helper.channel import (
+    Channel,
+    HelperEnded,
+    HelperOutdated,
+    HelperSilent,
+    accept,
+    close_all,
+    listen,
+    open_control,
+)
+from crckpt.helper.kinds import TERMINAL, record_path
 from crckpt.helper.serve import Waiting, wake_on_signals
-from crckpt.helper.sockets import accept, listen
 from crckpt.helper.terminal.clients import Clients
 from crckpt.helper.terminal.output_log import OutputLog
 from crckpt.helper.terminal.protocol import LONGEST, HeldTree, HolderAnswer, HolderRequest

@@ -19,24 +19,22 @@ from crckpt.host.steps import step
 from crckpt.host.syscalls.userfaultfd import find_refusal
 from crckpt.migrate.addresses import GuardedAddresses, check_destination, give_up, list_destination_addresses
 from crckpt.migrate.destination.recorded import (
+    claimed_addresses,
     end_unfinished_tree,
     explain_loss,
-    read_state,
-    refuse_busy,
-    wait_until_decided,
-)
-from crckpt.migrate.destination.restores import (
-    claimed_addresses,
     identify_built,
     make_addresses,
     make_restore_request,
+    read_state,
+    refuse_busy,
     release_or_explain,
+    wait_until_decided,
 )
 from crckpt.migrate.preflight.answers import answer, compare
 from crckpt.migrate.preflight.questions import decode_files, decode_questions
-from crckpt.migrate.transfer.late_packs import SourcePacks
 from crckpt.migrate.transfer.receive_packs import Receiver
 from crckpt.migrate.transfer.send_files import receive_files
+from crckpt.migrate.transfer.send_packs import SourcePacks
 from crckpt.migrate.transfer.send_tails import receive_tails
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection

@@ -1,16 +1,23 @@
-"""The records of moves at the destination: what the source is told of them, and what killed crckpts have left."""
+"""Records of moves at the destination: what the source is told of them, what is left, and what restores need."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from crckpt.errors import MoveInDoubt, PreflightRefused
+from msgspec import convert
+
+from crckpt.errors import NOTHING_LEFT, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.host.proc import LiveRoot, identify_live_root, read_process
 from crckpt.host.process.orphans import end_unfinished_trees
+from crckpt.migrate.addresses import GuardedAddresses, HostAddress, guarded_addresses, list_destination_addresses
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection_errors import ConnectionLost
-from crckpt.model import JobName, MoveId
+from crckpt.model import CheckpointId, JobName, MoveId
 from crckpt.ops.lazy.family import end_unfilled
-from crckpt.store import Repository
+from crckpt.ops.restore.request import RestoreRequest
+from crckpt.store import Checkpoint, Repository
 from crckpt.store.move_states import State
 from crckpt.store.moves import Move, advance, begin_move, read_last_moves, read_move, store_move
 from crckpt.store.transaction import end_unfinished_restores
@@ -88,3 +95,54 @@ def wait_until_decided(move: Move | None) -> None:
     """Wait while a helper fills the memory of the tree of a move, or ends the tree. End it if nobody does either."""
     if move is not None and move.root is not None:
         end_unfilled(move.root)
+
+
+@contextmanager
+def claimed_addresses(
+    addresses: tuple[HostAddress, ...], move_id: MoveId, checkpoint: Checkpoint
+) -> Iterator[GuardedAddresses]:
+    """Claim the addresses behind a fence for the tree of a checkpoint; give them up at the end unless kept."""
+    taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
+    with guarded_addresses(addresses, move_id, taken) as guard:
+        guard.claim()
+        yield guard
+
+
+def identify_built(root: int, criu: int) -> LiveRoot:
+    """Identify the root of a tree that CRIU has built and holds. Raises RestoreFailed if it has ended."""
+    process = read_process(root)
+    if process is None:
+        raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
+    return identify_live_root(process, criu)
+
+
+def release_or_explain(guard: GuardedAddresses, root: LiveRoot) -> str:
+    """Open the fence of a tree that runs, whatever happens; return what did not work, empty if all did."""
+    if not root.is_held():
+        # CRIU was killed: the tree that it has built ends, and the fence must not let out its resets.
+        return ""
+    try:
+        return guard.release()
+    except HostCannot as error:
+        # To keep the addresses removes the fence, too.
+        return error.message
+
+
+def make_addresses(move: Move) -> tuple[HostAddress, ...]:
+    """Return the addresses that move with the tree."""
+    return list_destination_addresses(convert(move.options, messages.RestoreOptions).addresses)
+
+
+def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:
+    """Make the request for the restore of a moved tree."""
+    return RestoreRequest(
+        checkpoint,
+        detach=True,
+        tcp=options.tcp,
+        grown=options.grown,
+        # The tree has stood still since its last checkpoint: if a file seems newer, the clocks differ.
+        written="keep",
+        preflight=options.preflight,
+        allow_weaker=options.allow_weaker,
+        tty=options.tty or "ours",
+    )

@@ -25,9 +25,8 @@ from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.status import namespace
 from crckpt.host.process.terminals import read_used_numbers
 from crckpt.host.program.program import Program, is_same_program
-from crckpt.migrate.preflight.judge import Judgement, Survey, judge
+from crckpt.migrate.preflight.judge import Judgement, Survey, judge, list_image_sizes, plan_restore
 from crckpt.migrate.preflight.judge_files import LocalFile
-from crckpt.migrate.preflight.live_tree import list_image_sizes, plan_restore
 from crckpt.migrate.preflight.look import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
 from crckpt.migrate.wire.messages import Findings, decode_content

@@ -1,13 +1,17 @@
 """Judge whether a host can take a live tree, from the questions about the tree and a survey of the host. Pure.
 
-The destination judges, by the checks of its own restores (`judge_restore`, `judge_attributes`). Here is only what a
-move has to compare and a restore has not.
+From the questions it makes the tree of a set of images. The destination judges that by the checks of its own restores
+(`judge_restore`, `judge_attributes`). Here is only what a move has to compare and a restore has not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,12 +19,23 @@ from msgspec.structs import replace
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.causes.catalogue import OF_FILES
 from crckpt.causes.finding import distinct
+from crckpt.images.core import ZOMBIE, Core, Credentials
+from crckpt.images.files import OpenFile
+from crckpt.images.ids import KernelIds, Namespaces
+from crckpt.images.inventory import Inventory
+from crckpt.images.mm import FILE_PRIVATE, PROT_EXEC, SHADOW_STACK, AddressSpace, Vma
+from crckpt.images.other_files import Watch
+from crckpt.images.regfile import GHOST, RegularFile, Remap, ghost_image
+from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
+from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.migrate.preflight.judge_files import LocalFile, find_completed, is_shared, judge_files
-from crckpt.migrate.preflight.questions import MoveQuestions
+from crckpt.migrate.preflight.questions import AskedProcess, AskedTerminal, MoveQuestions
+from crckpt.model import PAGE_SIZE
 from crckpt.preflight.restore.attributes import AttributeVerdict
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.terminals import needs_terminal
 
 
 class Survey(Struct, frozen=True):
@@ -149,3 +164,133 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host)
     except ValueError:
         return None
+
+
+CLOCKS_IMAGE: Final = "timens-0.img"
+_KINDS: Final = ("pid", "net", "ipc", "uts", "mnt", "user", "cgroup", "time")
+# No file and no package is newer: the tree runs, so there is no checkpoint after which something could have changed.
+_NO_CHECKPOINT: Final = datetime(9000, 1, 1, tzinfo=UTC)
+# Beyond the numbers of pseudoterminals.
+_OF_NO_NUMBER: Final = 1 << 32
+
+
+def plan_restore(questions: MoveQuestions, criu_version: str) -> PlannedRestore:
+    """Plan the restore of the live tree by a CRIU of this version, detached."""
+    tree = make_tree(questions)
+    known = {file.id: file for file in tree.regular_files}
+    return PlannedRestore(
+        tree=tree,
+        created=_NO_CHECKPOINT,
+        cpu_features=questions.host.cpu_features,
+        keeps_connections=questions.tcp == "keep",
+        append_sizes={file.name: file.size for file in questions.files if known[file.id].is_append_only},
+        grown="refuse",
+        new_pid_namespace=False,
+        has_terminal=questions.tty is not None,
+        crius=(questions.host.criu_version, criu_version),
+        closed_pipes=frozenset(questions.closed_pipes),
+        # The holder of a new terminal is the parent of the root; else CRIU is, which ends.
+        is_orphan=not (questions.tty == "new" and needs_terminal(tree)),
+        may_have_consoles=questions.allows_weaker,
+        tty=questions.tty or "ours",
+    )
+
+
+def make_tree(questions: MoveQuestions) -> ImageTree:
+    """Make the tree that a dump would describe now, without memory."""
+    terminals = {each.id: _terminal_info(each) for each in questions.terminals}
+    files: dict[int, OpenFile] = {**dict(_regular_files(questions)), **{each.id: each for each in questions.sockets}}
+    files |= {pipe.id: pipe for pipe in questions.pipes}
+    if questions.watched:
+        watched = tuple(os.fsdecode(path) for path in questions.watched)
+        files[0] = Watch(0, "inotify", 0, len(watched), watched)
+    for terminal in questions.terminals:
+        path = os.fsdecode(terminal.path)
+        files[terminal.id] = Terminal(terminal.id, terminals[terminal.id].id, terminal.flags, terminal.file, path)
+    return ImageTree(
+        inventory=Inventory(
+            2, _kernel_ids(questions.namespaces), None, questions.tcp == "close", questions.security_module
+        ),
+        processes=tuple(_process(questions, process, files) for process in questions.processes),
+        files=tuple(files.values()),
+        terminals=tuple({info.id: info for info in terminals.values()}.values()),
+        locks=questions.locks,
+    )
+
+
+def list_image_sizes(questions: MoveQuestions) -> dict[str, int]:
+    """List the images that matter to the preflight, with their sizes in bytes: clocks, and files without a name."""
+    sizes = {ghost_image(file.id): file.size for file in questions.files if file.removed == "gone"}
+    return sizes | ({CLOCKS_IMAGE: 0} if questions.has_clocks else {})
+
+
+def _regular_files(questions: MoveQuestions) -> Iterator[tuple[int, RegularFile]]:
+    for asked in questions.files:
+        file = RegularFile(
+            id=asked.id,
+            path=asked.name,
+            flags=asked.flags,
+            pos=asked.position,
+            size=asked.size,
+            mode=asked.mode,
+            build_id=asked.build_id,
+            external=False,
+            # A file without a name travels in the images; one that has other names cannot move: see `judge`.
+            remap=Remap(GHOST, asked.id, size=asked.size) if asked.removed else None,
+        )
+        # As CRIU does: the size of a log, or of what is no regular file, is not saved.
+        is_sized = stat.S_ISREG(asked.mode) and not file.is_append_only
+        yield asked.id, file if is_sized else replace(file, size=None)
+
+
+def _terminal_info(asked: AskedTerminal) -> TerminalInfo:
+    # Odd numbers are masters (criu/tty.c:387, tty_gen_id).
+    number = asked.index if asked.index is not None else _OF_NO_NUMBER + asked.id
+    return TerminalInfo(
+        id=number << 1 | asked.is_master,
+        kind=asked.kind,
+        session=asked.session,
+        index=asked.index,
+        is_hung_up=asked.is_hung_up,
+    )
+
+
+def _process(questions: MoveQuestions, asked: AskedProcess, files: Mapping[int, OpenFile]) -> ImageProcess:
+    core = Core(
+        arch=questions.host.arch,
+        comm=asked.comm,
+        state=asked.state,
+        exit_code=0,
+        blocked=(),
+        pending=(),
+        credentials=Credentials(asked.uid, asked.gid, asked.euid, asked.egid, asked.groups),
+        has_seccomp_filter=asked.has_seccomp_filter,
+        security_profile=asked.profile,
+        no_new_privs=asked.no_new_privs,
+    )
+    if asked.state == ZOMBIE:
+        return ImageProcess(asked.pid, asked.ppid, asked.pgid, asked.sid, (Thread(asked.pid, core),))
+    # A map for each program and library, and for a shadow stack: no more is checked.
+    programs = {file.id for file in questions.files if file.is_executed}
+    maps = [Vma(0, PAGE_SIZE, 0, number, PROT_EXEC, 0, FILE_PRIVATE) for number in asked.mapped if number in programs]
+    if asked.has_shadow_stack:
+        maps.append(Vma(0, PAGE_SIZE, 0, 0, 0, 0, SHADOW_STACK))
+    return ImageProcess(
+        pid=asked.pid,
+        ppid=asked.ppid,
+        pgid=asked.pgid,
+        sid=asked.sid,
+        threads=tuple(Thread(tid, core) for tid in asked.threads),
+        descriptors=tuple(OpenDescriptor(fd, files[number], close_on_exec=False) for fd, number in asked.descriptors),
+        memory=AddressSpace(tuple(maps), (), asked.exe or 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        mapped=tuple(files[number] for number in asked.mapped),
+        exe=files[asked.exe] if asked.exe is not None else None,
+        cwd=files[asked.cwd] if asked.cwd is not None else None,
+        root=files[asked.root] if asked.root is not None else None,
+        ids=_kernel_ids(asked.namespaces),
+    )
+
+
+def _kernel_ids(namespaces: tuple[tuple[str, int], ...]) -> KernelIds:
+    found = dict(namespaces)
+    return KernelIds(0, Namespaces(*(found.get(kind, 0) for kind in _KINDS)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -14,8 +16,10 @@ from msgspec.structs import replace
 from crckpt.causes import Finding
 from crckpt.errors import CrckptError, DumpFailed, MoveInDoubt
 from crckpt.host import proc
+from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.packets import Capture
+from crckpt.host.proc.file_users import list_writable
 from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
@@ -25,10 +29,8 @@ from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.preflight.recheck import ComparedFiles, Right, find_frozen, refuse_changed_files, refuse_new_rights
 from crckpt.migrate.request import MoveReport
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
-from crckpt.migrate.transfer.late_packs import serve_reads
-from crckpt.migrate.transfer.send_packs import send_packs
+from crckpt.migrate.transfer.send_packs import send_packs, serve_reads
 from crckpt.migrate.transfer.send_tails import SentLogs
-from crckpt.migrate.transfer.write_back import write_back
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.model import RunId
@@ -269,3 +271,34 @@ class TreeEnd:
                 if time.monotonic() >= until:
                     raise error
                 time.sleep(_LOOK_S)
+
+
+def write_back(pids: Iterable[int], devices: Container[int]) -> None:
+    """Write back what these processes have open for writing on the file systems `devices`.
+
+    While they run, this leaves little to their freeze; they go on writing. Another host that opens the files afterwards
+    has their new content and size; one that has opened them before may not (nfs(5), close-to-open cache consistency).
+    Raises DumpFailed.
+    """
+    done: set[tuple[int, int]] = set()
+    for pid in pids:
+        for link in list_writable(pid):
+            try:
+                status = Path(link).stat()
+                identity = status.st_dev, status.st_ino
+                if not stat.S_ISREG(status.st_mode) or status.st_dev not in devices or identity in done:
+                    continue
+                # A process that runs may have put a device or a FIFO there since.
+                with regular_opened(link) as descriptor:
+                    if descriptor is not None:
+                        step("write-back.sync", link)
+                        os.fsync(descriptor)
+                done.add(identity)
+            except (FileNotFoundError, ProcessLookupError):
+                # The process has removed the file, or has ended.
+                continue
+            except OSError as error:
+                raise DumpFailed(
+                    f"{Path(link).readlink()} cannot be written back to its file system: {error.strerror}",
+                    hint="root needs to open it: of NFS, export it with no_root_squash",
+                ) from error

@@ -33,7 +33,7 @@ from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.report import GateReport, word_there
 from crckpt.migrate.request import MigrateRequest, MigrateResult, MoveReport, RoundSummary
-from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
+from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove, write_back
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.source.rounds import (
     Round,
@@ -46,7 +46,6 @@ from crckpt.migrate.source.rounds import (
     rounds_removed,
 )
 from crckpt.migrate.transfer.send_tails import SentLogs
-from crckpt.migrate.transfer.write_back import write_back
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.model import CheckpointId, JobName, Pid

@@ -23,8 +23,6 @@ from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.migrate.wire import frames, messages
-from crckpt.migrate.wire.bandwidth import Bandwidth
-from crckpt.migrate.wire.compression import Compressor
 from crckpt.migrate.wire.connection_errors import (
     AbortReceived,
     ConnectionEnded,
@@ -34,9 +32,10 @@ from crckpt.migrate.wire.connection_errors import (
     make_broken_error,
 )
 from crckpt.migrate.wire.events import Event
+from crckpt.migrate.wire.frames import Compressor
 from crckpt.migrate.wire.messages import Abort, Aborted, Failed, MoveMessage, PackMessage
 from crckpt.migrate.wire.reader import ConnectionReader
-from crckpt.migrate.wire.writer import ConnectionWriter
+from crckpt.migrate.wire.writer import Bandwidth, ConnectionWriter
 
 __all__ = ["AbortReceived", "Connection", "ConnectionLost", "PackReceiver", "PrintedText", "ProtocolError"]
 

@@ -14,7 +14,6 @@ from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import start_thread
 from crckpt.host.steps import limit
 from crckpt.migrate.wire import frames, messages
-from crckpt.migrate.wire.compression import unpack
 from crckpt.migrate.wire.connection_errors import (
     ConnectionEnded,
     PrintedText,
@@ -24,6 +23,7 @@ from crckpt.migrate.wire.connection_errors import (
     make_silence_error,
 )
 from crckpt.migrate.wire.events import Event
+from crckpt.migrate.wire.frames import unpack
 from crckpt.migrate.wire.messages import MoveMessage
 
 # ssh may ask the user for a password before anything comes.

@@ -17,8 +17,7 @@ from msgspec import Struct
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import CriuRun
 from crckpt.criu.hold import GaveUp, Hold, Step, can_hold, holds_at
-from crckpt.helper.kinds import KEEPER
-from crckpt.helper.records import record_path
+from crckpt.helper.kinds import KEEPER, record_path
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_deferred

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.helper.channel import HelperOutdated
-from crckpt.helper.kinds import KEEPER
-from crckpt.helper.records import record_path
+from crckpt.helper.kinds import KEEPER, record_path
 from crckpt.host import proc
 from crckpt.images.stats import DumpStats
 from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images

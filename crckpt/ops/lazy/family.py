@@ -1,4 +1,11 @@
-"""The processes whose memory is filled, and what they have forked meanwhile."""
+"""The processes whose memory is filled, and what they have forked meanwhile: they must not run on with pages of zeros.
+
+If the last descriptor of a userfaultfd is closed, the kernel supplies zeros for all pages that are still missing. So
+two processes hold these descriptors, in one table: the one that fills, and its parent, which does nothing but wait. If
+the first one dies, the parent ends the tree, and only then itself. If both are killed, the tree waits, as each restored
+process keeps its own userfaultfd open (`crckpt.helper.calls.taken_userfaultfd`), and the crckpt that finds the tree
+ends it: `end_unfilled`. Only children that were forked meanwhile find zeros then.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.helper.kinds import FILLER
-from crckpt.helper.records import HelperRecord, find_records, record_path
+from crckpt.helper.kinds import FILLER, HelperRecord, find_records, record_path
 from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory
 from crckpt.host.proc import Identity, procfs

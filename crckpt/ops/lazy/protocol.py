@@ -1,4 +1,4 @@
-"""The messages between a restore and the helper that fills a tree's memory."""
+"""The messages between a restore and the helper that fills a tree's memory, and parts of packs that this asks for."""
 
 from __future__ import annotations
 

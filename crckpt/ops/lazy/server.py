@@ -1,6 +1,6 @@
 """The helper that fills the memory of a restored tree while the tree runs.
 
-It goes on after the restore has ended, until all memory is there. Its parent guards the tree: see `guard`.
+It goes on after the restore has ended, until all memory is there. Its parent guards the tree: see `family`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import DumpFailed, HostCannot
-from crckpt.helper.channel import Channel, HelperEnded, HelperSilent
-from crckpt.helper.kinds import KEEPER
-from crckpt.helper.records import HelperRecord, find_records, record_path
-from crckpt.helper.sockets import connect, find_helpers
+from crckpt.helper.channel import Channel, HelperEnded, HelperSilent, connect, find_helpers
+from crckpt.helper.kinds import KEEPER, find_records, record_path
 from crckpt.helper.start import start_helper
 from crckpt.host import proc
 from crckpt.host.steps import limit

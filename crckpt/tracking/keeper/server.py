@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, error_text
 from crckpt.helper.channel import Channel, open_control
-from crckpt.helper.kinds import KEEPER
-from crckpt.helper.records import record_path
+from crckpt.helper.kinds import KEEPER, record_path
 from crckpt.helper.scope import leave_unit
 from crckpt.helper.serve import Server, wake_on_signals
 from crckpt.host import proc

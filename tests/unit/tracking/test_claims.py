@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from crckpt.host.proc import Identity
-from crckpt.tracking.claims import Claims
+from crckpt.tracking.tracker import Claims
 
 
 def test_claim_does_not_cover_a_reused_pid(claims: Path) -> None:

@@ -175,7 +175,7 @@ def test_death_of_the_tracker_does_not_affect_the_target(target: StatementRunner
     place = target.do("result = area(64); write(result, range(64))")
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom crckpt.host import proc\n"
-        "from crckpt.tracking.claims import Claims\nfrom crckpt.tracking.tracker import Tracker\n"
+        "from crckpt.tracking.tracker import Claims\nfrom crckpt.tracking.tracker import Tracker\n"
         "from crckpt.tracking.methods import UffdWp\n"
         "tracker = Tracker(proc.read_process(int(sys.argv[1])), UffdWp(), Claims(Path(sys.argv[2])))\n"
         "tracker.begin(); print('ready', flush=True); sys.stdin.read()\n"

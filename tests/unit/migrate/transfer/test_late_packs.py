@@ -9,7 +9,7 @@ import pytest
 from connected import DIGEST, half_connected, in_thread, message_frame
 from memory_backend import MemoryBackend
 
-from crckpt.migrate.transfer.late_packs import serve_reads
+from crckpt.migrate.transfer.send_packs import serve_reads
 from crckpt.migrate.wire.connection import ProtocolError
 from crckpt.migrate.wire.messages import MOST_READ, Read, Stored
 from crckpt.model import PackId

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from entering import StatementRunner
 
-from crckpt.migrate.transfer.write_back import write_back
+from crckpt.migrate.source.hand_over import write_back
 
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 CACHESTAT: Final = 451  # asm-generic/unistd.h

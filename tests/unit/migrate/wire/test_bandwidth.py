@@ -11,16 +11,16 @@ from io import FileIO
 from connected import DIGEST, Collected, connected
 from msgspec import json
 
-from crckpt.migrate.wire.bandwidth import Bandwidth, shared_clock
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BEAT, HEADER_BYTES, read_header
 from crckpt.migrate.wire.messages import Abort, Aborted, PackMessage, Sent
+from crckpt.migrate.wire.writer import Bandwidth, shared_clock
 
 SPEED = 1 << 20
 RESERVE = """
 import sys, time, json
 from pathlib import Path
-from crckpt.migrate.wire.bandwidth import Bandwidth
+from crckpt.migrate.wire.writer import Bandwidth
 bandwidth, begins = Bandwidth(1 << 20, Path(sys.argv[1])), []
 print("ready", flush=True)
 sys.stdin.readline()

@@ -8,8 +8,7 @@ import pytest
 import zstandard
 from connected import Collected, connected, in_thread
 
-from crckpt.migrate.wire.compression import Compressor, unpack
-from crckpt.migrate.wire.frames import MOST_DATA, BadFrame
+from crckpt.migrate.wire.frames import MOST_DATA, BadFrame, Compressor, unpack
 from crckpt.migrate.wire.messages import PackMessage, Sent
 
 SLOW, FAST = 2e6, 8e9  # bytes per second

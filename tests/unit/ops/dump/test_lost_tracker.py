@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.helper.kinds import KEEPER
-from crckpt.helper.records import record_path
+from crckpt.helper.kinds import KEEPER, record_path
 from crckpt.host import proc
 from crckpt.ops.dump.lineage import ENDED_ON_REQUEST, open_lineage, predict_lineage, why_no_tracker
 from crckpt.tracking.keeper.client import keepers, mark_ended, was_ended
