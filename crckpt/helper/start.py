@@ -11,18 +11,14 @@ import socket
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
-
-from msgspec import Struct
+from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.helper.channel import Channel, HelperEnded, HelperSilent
+from crckpt.helper.channel import Channel
 from crckpt.helper.kinds import HelperKind
 from crckpt.host.process import run
 
 _MOST_TRIES: Final = 100
-_NOWHERE: Final = Path(os.devnull)
-_Answer = TypeVar("_Answer")
 
 
 class StartedHelper(Channel):
@@ -74,29 +70,3 @@ def start_helper(
         for each in unusable:
             each.end()
     raise HostCannot(f"no free PID was found for {kind.title}", hint="try again")
-
-
-def carry_out(
-    kind: HelperKind, orders: Struct, answer: type[_Answer], count: int, patience_s: float
-) -> tuple[list[tuple[_Answer, list[int]]], str]:
-    """Let a helper carry out `orders`; return its answers with their descriptors, and why there are fewer than `count`.
-
-    It is given up if no answer comes for `patience_s`, and never killed: during a call in another process that would
-    kill the process, too.
-    """
-    helper = start_helper(kind)
-    found: list[tuple[_Answer, list[int]]] = []
-    try:
-        helper.send(orders)
-        while len(found) < count:
-            found.append(helper.receive_descriptors(answer, patience_s))
-        helper.close()
-        is_over = helper.child.ends_within(patience_s)
-    except HelperEnded:
-        is_over = True
-    except HelperSilent:
-        is_over = False
-    if not is_over:
-        helper.leave()
-        return found, f"got no answer for {patience_s:g} s"
-    return found, f"ended with status {helper.end()}"

@@ -67,10 +67,8 @@ def resume(
 ) -> ResumeResult:
     """Finish the move. `source_is_gone`: the user says that the source will never run the tree again.
 
-    `same_process`: this process began it.
-
-    Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a crckpt still works on it, MoveInDoubt if it
-    cannot be finished from here now, and what a restore raises.
+    `same_process`: this process began it. Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a
+    crckpt still works on it, MoveInDoubt if it cannot be finished from here now, and what a restore raises.
     """
     repository = context.repository()
     repository.require_writable()

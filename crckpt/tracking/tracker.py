@@ -110,10 +110,6 @@ class _Member:
             self.attachment = why
         return why
 
-    def let_go(self) -> None:
-        if not isinstance(self.attachment, str):
-            self.attachment.close()
-
 
 class Tracker:
     """The tracker of one tree, until `close`. For one thread."""
@@ -125,8 +121,9 @@ class Tracker:
         self._method = method
         self._claims = claims
         self._members: dict[int, _Member] = {}
-        self._base: Base | None = None
-        self._why_full = "this is the first tracked dump of this tree"
+        # What the bits count from; None if the next dump is to be full, and why.
+        self.base: Base | None = None
+        self.why_full = "this is the first tracked dump of this tree"
         self._spoiler = ""
         self._whole: dict[int, str] = {}
         self._in_dump: frozenset[int] = frozenset()
@@ -158,12 +155,12 @@ class Tracker:
         # A process that has just ended could not be attached to, and needs no mention.
         there = {pid: why for pid, why in self._whole.items() if proc.read_process(pid) is not None}
         whole = tuple(WholeProcess(pid, _clause(pid, why)) for pid, why in there.items())
-        base, why = self._base, self._why_full
+        base, why = self.base, self.why_full
         # Until `commit`: the bits that a failed dump has reset are lost.
-        self._base, self._why_full = None, "the tracker did not see the end of the last dump or round"
+        self.base, self.why_full = None, "the tracker did not see the end of the last dump or round"
         self._spoiler = self._find_spoiler()
         if self._spoiler:
-            self._why_full = self._spoiler
+            self.why_full = self._spoiler
             return DumpBasis(None, self._spoiler, tracks=False, whole=())
         # No process has a part in the base.
         if base is not None and len(whole) == len(self._members):
@@ -176,22 +173,12 @@ class Tracker:
 
     def commit(self, base: Base) -> None:
         """Count from `base`, the dump or round that began last and is kept."""
-        self._base, self._why_full = (None, self._spoiler) if self._spoiler else (base, "")
+        self.base, self.why_full = (None, self._spoiler) if self._spoiler else (base, "")
         # A process that came after `begin`, or has no attachment, has no part in it.
         parts = {
             pid for pid in self._in_dump & self._members.keys() if not isinstance(self._members[pid].attachment, str)
         }
         self._whole = {pid: why for pid, why in self._whole.items() if pid not in parts}
-
-    @property
-    def base(self) -> Base | None:
-        """The base that the bits count from; None if the next dump is to be full."""
-        return self._base
-
-    @property
-    def why_full(self) -> str:
-        """Why the next dump is to be full, or nothing."""
-        return self._why_full
 
     def find_refusal(self, *, all_of_it: bool = False) -> str:
         """Return why the root, or any process of `all_of_it`, has no attachment, or an empty string."""
@@ -231,7 +218,8 @@ class Tracker:
 
     def _forget(self, pid: int) -> None:
         member = self._members.pop(pid)
-        member.let_go()
+        if not isinstance(member.attachment, str):
+            member.attachment.close()
         self._whole.pop(pid, None)
         self._claims.give_up(member.identity)
 

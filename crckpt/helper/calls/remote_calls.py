@@ -101,10 +101,30 @@ def _take_each(wanted: Mapping[int, int]) -> tuple[TakeResult, ...]:
 
 
 def _carry_out(orders: Sequence[Order | TakeOrder]) -> tuple[list[tuple[OrderResult, list[int]]], str]:
-    """Return the answers with their descriptors, and why there are fewer than orders."""
-    if not orders:
-        return [], ""
-    # The helper does without it, and starts sooner.
-    from crckpt.helper import start
+    """Return the answers with their descriptors, and why there are fewer than orders.
 
-    return start.carry_out(REMOTE_CALLER, Orders(tuple(orders)), OrderResult, len(orders), _PATIENCE_S)
+    The helper is given up if no answer comes, and never killed: during a call in another process that would kill the
+    process, too.
+    """
+    found: list[tuple[OrderResult, list[int]]] = []
+    if not orders:
+        return found, ""
+    # The helper does without these, and starts sooner.
+    from crckpt.helper.channel import HelperEnded, HelperSilent
+    from crckpt.helper.start import start_helper
+
+    helper = start_helper(REMOTE_CALLER)
+    try:
+        helper.send(Orders(tuple(orders)))
+        while len(found) < len(orders):
+            found.append(helper.receive_descriptors(OrderResult, _PATIENCE_S))
+        helper.close()
+        is_over = helper.child.ends_within(_PATIENCE_S)
+    except HelperEnded:
+        is_over = True
+    except HelperSilent:
+        is_over = False
+    if not is_over:
+        helper.leave()
+        return found, f"got no answer for {_PATIENCE_S:g} s"
+    return found, f"ended with status {helper.end()}"

@@ -76,10 +76,9 @@ def drain(
     """Move the jobs to `host` in their order, `at_once` at a time, by these commands; return when all have ended.
 
     Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
-    free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved.
-
-    After an interruption no move begins. Those before their commit are aborted, and the others are finished. No move
-    begins either after two, one after the other, that have lost their connection, or had none.
+    free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved. After an
+    interruption no move begins. Those before their commit are aborted, and the others are finished. No move begins
+    either after two, one after the other, that have lost their connection, or had none.
     """
     moves = _Moves(jobs, repository, command, free_bytes, report, host)
     is_interrupted = False

@@ -10,10 +10,9 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from crckpt.causes import cause
@@ -29,7 +28,7 @@ from crckpt.migrate.preflight.judge import Judgement, Survey, judge, list_image_
 from crckpt.migrate.preflight.judge_files import LocalFile
 from crckpt.migrate.preflight.look import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
-from crckpt.migrate.wire.messages import Findings, decode_content
+from crckpt.migrate.wire.messages import decode_content
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import read_program
@@ -46,24 +45,16 @@ _MOST_BYTES: Final = 32 * MEBIBYTE
 _MOST_FINDINGS: Final = 10_000
 
 
-class MoveAnswers(Struct, frozen=True):
+class MoveAnswers(Judgement, frozen=True, kw_only=True):
     """The destination's answers.
 
     - `received`, `sent`: when the questions came and the answers went, in seconds since 1970 by this host's clock
-    - `lacking`: the ids of files that are not there
-    - `logs`: of those that the source completes, the ids and the sizes that they have there
-    - `shared`: the ids of files that are the same file on both hosts
     - `store`, `store_free`: the directory of the store there, and its free bytes; None if that is not known
     """
 
     host: Host
     received: float
     sent: float
-    blockers: Findings = ()
-    warnings: Findings = ()
-    lacking: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
-    logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
-    shared: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
     store: Text = ""
     store_free: Count | None = None
 
@@ -97,16 +88,14 @@ def answer(
         survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
         found, store_free = judge(questions, planned, survey), survey.store_free
     return MoveAnswers(
-        machine.describe_host(version, digest),
-        received,
-        time.time(),
         found.blockers[:_MOST_FINDINGS],
         found.warnings[:_MOST_FINDINGS],
-        found.lacking,
-        found.logs,
-        found.shared,
-        str(context.store).encode(errors="replace").decode(),
-        store_free,
+        *(found.lacking, found.logs, found.shared),
+        host=machine.describe_host(version, digest),
+        received=received,
+        sent=time.time(),
+        store=str(context.store).encode(errors="replace").decode(),
+        store_free=store_free,
     )
 
 

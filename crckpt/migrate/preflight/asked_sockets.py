@@ -77,14 +77,17 @@ class SocketAsker:
             case socket.AF_NETLINK:
                 port = next((row.port for row in read_netlink(kind.pid) if row.inode == inode), 0)
                 return sockets.NetlinkSocket(number, inode, kind.protocol, port)
-        row, nowhere = self._row(kind.pid, inode), sockets.Address(_ANY[kind.family], 0)
+        row, nowhere, state = self._row(kind.pid, inode), sockets.Address(_ANY[kind.family], 0), sockets.CLOSE
+        if row:
+            # The kernel's table has other words.
+            state = row.state.lower().replace("_", "-").replace("wait1", "wait-1").replace("wait2", "wait-2")
         return sockets.InetSocket(
             id=number,
             inode=inode,
             family=kind.family,
             type=word,
             protocol=_PROTOCOLS.get(kind.protocol, str(kind.protocol)),
-            state=_state(row.state) if row else sockets.CLOSE,
+            state=state,
             source=_address(row.local) if row else nowhere,
             destination=_address(row.remote) if row else nowhere,
             interface=_interface(kind),
@@ -116,11 +119,6 @@ def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
 def _address(text: str) -> sockets.Address:
     host, _, port = text.rpartition(":")
     return sockets.Address(host.strip("[]"), int(port))
-
-
-def _state(name: str) -> str:
-    """The word of `crckpt.images.sockets` for a state of the kernel's table."""
-    return name.lower().replace("_", "-").replace("wait1", "wait-1").replace("wait2", "wait-2")
 
 
 def _interface(kind: SocketKind) -> str:

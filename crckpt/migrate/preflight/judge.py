@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
@@ -30,7 +30,8 @@ from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
 from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.migrate.preflight.judge_files import LocalFile, find_completed, is_shared, judge_files
 from crckpt.migrate.preflight.questions import AskedProcess, AskedTerminal, MoveQuestions
-from crckpt.model import PAGE_SIZE
+from crckpt.migrate.wire.messages import Findings
+from crckpt.model import PAGE_SIZE, Count
 from crckpt.preflight.restore.attributes import AttributeVerdict
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
@@ -66,11 +67,11 @@ class Judgement(Struct, frozen=True):
     `logs`: id and size here of each log that the source completes. `shared`: the ids of what is the same file here.
     """
 
-    blockers: tuple[Finding, ...]
-    warnings: tuple[Finding, ...]
-    lacking: tuple[int, ...] = ()
-    logs: tuple[tuple[int, int], ...] = ()
-    shared: tuple[int, ...] = ()
+    blockers: Findings = ()
+    warnings: Findings = ()
+    lacking: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
+    logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
+    shared: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
 
 
 def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> Judgement:
@@ -79,22 +80,30 @@ def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> 
     files = judge_files(questions, planned, survey.host, survey.files)
     names = tuple(_compare_names(questions, survey))
     weaker = (*survey.attributes.weaker, *(found for found in names if found.key == "rights-of-another"), *files.weaker)
-    blockers = (
-        *_find_other_uses(questions, survey),
-        *([cause("no-criu").finding(why=survey.criu_failure)] if survey.criu_failure else ()),
+    blockers = []
+    if survey.move is not None:
+        move, state = survey.move
+        blockers.append(cause("move-in-progress").finding(job=questions.job, move=move, state=state))
+    if survey.job_program:
+        blockers.append(cause("job-there").finding(job=questions.job, program=survey.job_program))
+    if survey.criu_failure:
+        blockers.append(cause("no-criu").finding(why=survey.criu_failure))
+    blockers += (
         *(found for found in verdict.blockers if found.key not in OF_FILES),
         *files.blockers,
         *_find_connections_that_stay(planned),
         *(() if questions.allows_weaker else weaker),
     )
-    warnings = (
+    warnings = [
         *(found for found in verdict.warnings if found.key not in OF_FILES),
         *files.warnings,
         *survey.attributes.lost,
         *(weaker if questions.allows_weaker else ()),
         *(found for found in names if found.key != "rights-of-another"),
-        *_find_tight_store(questions, survey),
-    )
+    ]
+    if survey.store_free < questions.memory:
+        needed, free = mebibytes(questions.memory), mebibytes(survey.store_free)
+        warnings.append(cause("move-space").finding(needed=needed, free=free, directory=survey.store))
     known = {file.id: survey.files.get(file.id) for file in questions.files if not file.removed}
     lacking = tuple(number for number, here in known.items() if here is not None and here.is_missing)
     logs = tuple(find_completed(questions, planned, survey.files))
@@ -117,14 +126,6 @@ def _without_arriving(questions: MoveQuestions, planned: PlannedRestore, host: H
     return replace(host, refused={number: why for number, why in host.refused.items() if number not in arriving})
 
 
-def _find_other_uses(questions: MoveQuestions, survey: Survey) -> Iterator[Finding]:
-    if survey.move is not None:
-        move, state = survey.move
-        yield cause("move-in-progress").finding(job=questions.job, move=move, state=state)
-    if survey.job_program:
-        yield cause("job-there").finding(job=questions.job, program=survey.job_program)
-
-
 def _find_connections_that_stay(planned: PlannedRestore) -> Iterator[Finding]:
     """Find connections with a program on the source's own host that is not in the tree."""
     if not planned.keeps_connections or planned.tree.is_apart("net"):
@@ -145,12 +146,6 @@ def _compare_names(questions: MoveQuestions, survey: Survey) -> Iterator[Finding
         elif there not in ("", asked.name):
             key = "rights-of-another" if asked.gives_rights else "user-differs"
             yield cause(key).finding(here=asked.name or "no name", there=there, **values)
-
-
-def _find_tight_store(questions: MoveQuestions, survey: Survey) -> Iterator[Finding]:
-    if survey.store_free < questions.memory:
-        needed, free = mebibytes(questions.memory), mebibytes(survey.store_free)
-        yield cause("move-space").finding(needed=needed, free=free, directory=survey.store)
 
 
 def _end(host: str) -> IPv4Address | IPv6Address | None:

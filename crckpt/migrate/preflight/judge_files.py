@@ -87,20 +87,16 @@ def judge_files(
     """Compare all files that the tree needs. `files` are those of the host, by the id in the questions."""
     # A tree with its own mounts brings them: there, the paths lead elsewhere.
     found = () if planned.tree.is_apart("mnt") else tuple(_judge_all(questions, planned, host, files))
+    # A database has hundreds open: the files in use are counted after the first few.
+    counted = [finding for finding in found if finding.key == "file-in-use"][_MOST_IN_USE:]
+    warnings = [finding for finding in found if finding.key in _WARNINGS and finding not in counted]
+    if counted:
+        warnings.append(cause("files-in-use").finding(count=len(counted)))
     return JudgedFiles(
         tuple(finding for finding in found if finding.key not in (*_WARNINGS, _OF_ANOTHER)),
-        tuple(_shorten(tuple(finding for finding in found if finding.key in _WARNINGS))),
+        tuple(warnings),
         tuple(finding for finding in found if finding.key == _OF_ANOTHER),
     )
-
-
-def _shorten(found: tuple[Finding, ...]) -> Iterator[Finding]:
-    """Count the files in use after the first few: a database has hundreds open."""
-    in_use = [finding for finding in found if finding.key == "file-in-use"]
-    counted = in_use[_MOST_IN_USE:]
-    yield from (finding for finding in found if finding not in counted)
-    if counted:
-        yield cause("files-in-use").finding(count=len(counted))
 
 
 def _judge_all(
@@ -122,7 +118,10 @@ def _judge_all(
             found = {finding.key for finding in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
-                yield from _find_other_owners(question, here, own, values)
+                # Users here who own the file, or a directory of its path, and had no say in it at the source: they can
+                # give it any content, also after it was compared, and to a program any build-id.
+                for uid in sorted(here.owners.keys() - own - {question.uid}):
+                    yield cause(_OF_ANOTHER).finding(**values, there=f"user {here.owners[uid] or uid}")
                 yield from _compare(question, here, here.state, values, is_log=file.is_append_only)
     yield from _find_shared_locks(questions, files, uses)
     if unasked:
@@ -130,15 +129,6 @@ def _judge_all(
     for question in questions.files:
         if question.removed == "linked":
             yield cause("removed-name").finding(path=question.name, use=uses.get(question.id, "opened"))
-
-
-def _find_other_owners(asked: AskedFile, here: LocalFile, own: set[int], values: dict[str, str]) -> Iterator[Finding]:
-    """Find users of the destination who own the file, or a directory of its path, and had no say in it at the source.
-
-    Such a user can give the file any content, also after it was compared, and of a program any build-id.
-    """
-    for uid in sorted(here.owners.keys() - own - {asked.uid}):
-        yield cause(_OF_ANOTHER).finding(**values, there=f"user {here.owners[uid] or uid}")
 
 
 def _find_shared_locks(

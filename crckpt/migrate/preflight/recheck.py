@@ -31,7 +31,17 @@ _ROOT: Final = "0"
 
 def read_rights(pids: Iterable[int]) -> frozenset[Right]:
     """Read the users and groups of all threads, without those that are or can become root: these need no more."""
-    return frozenset(right for pid in pids for right in _read_process(pid))
+    found: set[Right] = set()
+    for pid in pids:
+        for tid in procfs.living_threads(pid):
+            with suppress(OSError):
+                status = read_status(pid, tid)
+                # Real, effective, saved, and that of the file system: a process may take on each of the first three.
+                users = status.get("Uid", "").split()
+                if _ROOT not in users:
+                    groups = (word for key in ("Gid", "Groups") for word in status.get(key, "").split())
+                    found |= {("user", int(number)) for number in users} | {("group", int(word)) for word in groups}
+    return frozenset(found)
 
 
 def refuse_new_rights(root: int, compared: frozenset[Right]) -> None:
@@ -53,22 +63,6 @@ def find_frozen(pid: int) -> Iterator[int]:
         with suppress(OSError):
             for child in procfs.text(f"/proc/{pid}/task/{tid}/children").split():
                 yield from find_frozen(int(child))
-
-
-def _read_process(pid: int) -> Iterator[Right]:
-    for tid in procfs.living_threads(pid):
-        with suppress(OSError):
-            yield from _parse(read_status(pid, tid))
-
-
-def _parse(status: dict[str, str]) -> Iterator[Right]:
-    # Real, effective, saved, and that of the file system: a process may take on each of the first three.
-    users = status.get("Uid", "").split()
-    if _ROOT in users:
-        return
-    yield from (("user", int(number)) for number in users)
-    for name in ("Gid", "Groups"):
-        yield from (("group", int(number)) for number in status.get(name, "").split())
 
 
 _OF_THE_KERNEL: Final = (*NAMELESS, "/sys/")

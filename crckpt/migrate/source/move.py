@@ -81,10 +81,9 @@ def move_tree(
 ) -> MigrateResult:
     """Move the tree of `request`, which has this root.
 
-    The gate was passed, with this report, and the last move of the job is settled.
-
-    Before the commit every failure lets the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree
-    has ended here and does not run there yet.
+    The gate was passed, with this report, and the last move of the job is settled. Before the commit every failure lets
+    the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree has ended here and does not run there
+    yet.
     """
     began = time.monotonic()
     job = JobName(request.job or "")

@@ -197,7 +197,11 @@ class _Incoming:
             raise BadFrame(f"Pack {pack.digest[:SHORT]} on channel {pack.channel}, which is in use")
         if not FEWEST_BYTES <= pack.size <= MOST_BYTES:
             raise BadFrame(f"Pack {pack.digest[:SHORT]} of {pack.size} bytes, which no pack has")
-        self._raise_first_failure()
+        with self._lock:
+            done = [task for task in self._tasks if task.done()]
+        for task in done:
+            # Raises what has failed.
+            task.result()
         path = self._directory / f"{pack.digest}.pack"
         opened = _Open(PackId(pack.digest), pack.size, path, open_private(path, "received-pack"))
         self._open[pack.channel] = self._begun[opened.digest] = opened
@@ -261,12 +265,6 @@ class _Incoming:
         tasks = [self._pool.submit(_verify, pack, first) for first in range(0, len(pack.table), _FRAMES_AT_ONCE)]
         with self._lock:
             self._tasks.extend(tasks)
-
-    def _raise_first_failure(self) -> None:
-        with self._lock:
-            done = [task for task in self._tasks if task.done()]
-        for task in done:
-            task.result()
 
 
 def _verify(pack: Pack, first: int) -> None:

@@ -35,7 +35,6 @@ def send_packs(
     """Send those of these packs that the other store lacks; return how many bytes. Then all are there, durably.
 
     The caller holds the lock of the store, so that no pack is removed. `progress` gets (bytes sent, bytes in all).
-
     Raises what `Connection` raises, IntegrityError for a pack that is missing or cut short, OSError.
     """
     offered = tuple(dict.fromkeys(digests))
@@ -200,17 +199,14 @@ class SourcePacks:
             self._waiting[number] = found
         try:
             self._connection.post(Read(number, digest, offset, size))
-            return self._wait(found)
+            while True:
+                try:
+                    return found.result(_POLL_S)
+                except StillWaiting:
+                    self._connection.check()
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
-
-    def _wait(self, found: Future[Content]) -> Content:
-        while True:
-            try:
-                return found.result(_POLL_S)
-            except StillWaiting:
-                self._connection.check()
 
     def _take(self, content: Content) -> None:
         with self._lock:

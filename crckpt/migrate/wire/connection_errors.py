@@ -59,16 +59,3 @@ class PrintedText(ConnectionLost):
 def make_broken_error(peer: str, error: OSError) -> ConnectionEnded:
     """Make the error for a descriptor that cannot be read or written any more."""
     return ConnectionEnded(f"the connection to {peer} broke: {error.strerror}", hint=f"check the network to {peer}")
-
-
-def make_end_error(peer: str) -> ConnectionEnded:
-    """Make the error for a connection that was closed by the other side."""
-    return ConnectionEnded(f"the connection to {peer} has ended", hint=f"check that crckpt and ssh run on {peer}")
-
-
-def make_silence_error(peer: str, seconds: float) -> ConnectionLost:
-    """Make the error for another side whose heartbeats stopped."""
-    return ConnectionLost(
-        f"nothing was received from {peer} for {seconds:g} s",
-        hint=f"check the network, and whether crckpt is stopped on {peer}",
-    )

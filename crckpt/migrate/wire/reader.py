@@ -16,11 +16,10 @@ from crckpt.host.steps import limit
 from crckpt.migrate.wire import frames, messages
 from crckpt.migrate.wire.connection_errors import (
     ConnectionEnded,
+    ConnectionLost,
     PrintedText,
     ProtocolError,
     make_broken_error,
-    make_end_error,
-    make_silence_error,
 )
 from crckpt.migrate.wire.events import Event
 from crckpt.migrate.wire.frames import unpack
@@ -140,14 +139,18 @@ class ConnectionReader:
         """Fill `memory`. Raises ConnectionLost at the end of the connection, or after too long a silence."""
         while memory:
             if not self._wait(self._silence_s):
-                raise make_silence_error(self._peer, self._silence_s)
+                raise ConnectionLost(
+                    f"nothing was received from {self._peer} for {self._silence_s:g} s",
+                    hint=f"check the network, and whether crckpt is stopped on {self._peer}",
+                )
             try:
                 count = os.readv(self._descriptor, [memory])
             except BlockingIOError:
                 # sshd gives one socket for both directions, which the writer has made non-blocking.
                 continue
             if not count:
-                raise make_end_error(self._peer)
+                hint = f"check that crckpt and ssh run on {self._peer}"
+                raise ConnectionEnded(f"the connection to {self._peer} has ended", hint=hint)
             memory = memory[count:]
 
     def _read_text(self, begun: bytes | memoryview) -> tuple[str, bool]:

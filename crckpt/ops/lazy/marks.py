@@ -81,9 +81,12 @@ def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
         try:
             # A child may have left the tree that the mark names, so it does not tell which processes it is of.
             if (process := proc.read_process(root)) and any(map(is_incomplete, proc.read_tree(process).pids)):
-                if not is_said and _is_locked(descriptor):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not is_said:
+                        say(f"waiting until all memory of PID {root} is there: crckpt still reads it from a store ...")
                     is_said = True
-                    say(f"waiting until all memory of PID {root} is there: crckpt still reads it from a store ...")
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
@@ -94,14 +97,6 @@ def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
                 f"PID {root} waits for memory that nobody fills: the helper that did so was killed",
                 hint=f"end it (kill -9 {root}) and restore its last checkpoint: crckpt restore JOB",
             )
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _open_marks() -> Iterator[tuple[HelperRecord, int]]:

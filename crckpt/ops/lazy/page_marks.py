@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -70,13 +70,6 @@ class PageMarks:
             yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-class _Question(NamedTuple):
-    """A thread of ours reads the page at `address` of the process with these marks."""
-
-    address: int
-    marks: PageMarks
-
-
 class MarksFinder:
     """Finds the marks of forked children: the kernel gives us the userfaultfd of each, but no PID.
 
@@ -90,16 +83,17 @@ class MarksFinder:
         self._known = frozenset(family.tasks)
         # When each may be asked again, and how long it waits after that.
         self._pauses: dict[Identity, tuple[float, float]] = {}
-        self._questions: dict[int, _Question] = {}
+        # By thread of ours: it reads the page at this address of the process with these marks.
+        self._questions: dict[int, tuple[int, PageMarks]] = {}
         self._lock = threading.Lock()
 
     def answer(self, tid: int, address: int) -> PageMarks | None:
         """Return the marks of the process in which this thread waits for a page, if it is ours."""
         with self._lock:
             question = self._questions.get(tid)
-            if question is None or question.address != address // PAGE_SIZE * PAGE_SIZE:
+            if question is None or question[0] != address // PAGE_SIZE * PAGE_SIZE:
                 return None
-            return self._questions.pop(tid).marks
+            return self._questions.pop(tid)[1]
 
     def ask(self, ranges: tuple[Range, ...]) -> None:
         """Ask each new process of the family that has marks in one of the ranges."""
@@ -117,8 +111,7 @@ class MarksFinder:
                     if address is None:
                         marks.close()
                         continue
-                    question = _Question(address, marks)
-                    asking = threading.Thread(target=self._ask, args=(process, tid, question), daemon=True)
+                    asking = threading.Thread(target=self._ask, args=(process, tid, address, marks), daemon=True)
                     asking.start()
                     asking.join(_PATIENCE_S)
                     # It may wait for ever, for a userfaultfd of the program's own.
@@ -126,15 +119,15 @@ class MarksFinder:
                     self._pauses[process] = (until, 2 * pause)
                     break
 
-    def _ask(self, process: Identity, tid: int, question: _Question) -> None:
+    def _ask(self, process: Identity, tid: int, address: int, marks: PageMarks) -> None:
         us = threading.get_native_id()
         with self._lock:
-            self._questions[us] = question
+            self._questions[us] = address, marks
         # Since the page map was opened, no other process can have got the PID; one that runs another program has no
         # missing pages.
         if process.keeps_pid:
-            touch_memory(tid, question.address)
+            touch_memory(tid, address)
         with self._lock:
             if self._questions.pop(us, None) is not None:
                 # It was no missing page of ours any more.
-                question.marks.close()
+                marks.close()

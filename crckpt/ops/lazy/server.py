@@ -154,14 +154,14 @@ class _Filling:
                 del self._spaces[descriptor]
 
     def _run_threads(self, work: Callable[[], NoReturn], count: int) -> None:
-        for _ in range(count):
-            threading.Thread(target=self._run, args=(work,), daemon=True).start()
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._failed(error)
 
-    def _run(self, work: Callable[[], NoReturn]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._failed(error)
+        for _ in range(count):
+            threading.Thread(target=run, daemon=True).start()
 
     def _resolve(self) -> NoReturn:
         while True:

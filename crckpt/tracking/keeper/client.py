@@ -37,13 +37,11 @@ class KeeperSession:
         self._channel = channel
         self.why_new = why_new
 
-    def wait_until_started(self) -> Keeper:
-        """Return the first answer of a keeper that was just started."""
-        return _keeper_in(self._channel.receive(Answer, _PATIENCE_S))
-
     def describe(self) -> Keeper:
         """Ask for the keeper's state."""
-        return _keeper_in(self._ask(KeeperRequest("tell"), PATIENCE_TELL_S))
+        keeper = self._ask(KeeperRequest("tell"), PATIENCE_TELL_S).keeper
+        assert keeper is not None
+        return keeper
 
     def begin(self) -> DumpBasis:
         """Begin a dump, as `Tracker.begin`. Raises DumpFailed if another dump of this tree is going on."""
@@ -151,7 +149,7 @@ def start_session(root: proc.Process, criu: Path, why_new: str) -> KeeperSession
     helper.child.abandon()
     session = KeeperSession(helper, why_new=why_new)
     try:
-        session.wait_until_started()
+        _raise_if_refused(helper.receive(Answer, _PATIENCE_S))
     except HostCannot:
         session.close()
         raise
@@ -165,9 +163,3 @@ def _raise_if_refused(answer: Answer) -> Answer:
     if answer.refused:
         raise HostCannot(answer.refused)
     return answer
-
-
-def _keeper_in(answer: Answer) -> Keeper:
-    keeper = _raise_if_refused(answer).keeper
-    assert keeper is not None
-    return keeper
