@@ -235,11 +235,7 @@ def _connect(kind: HelperKind, path: Path, within_s: float, form: socket.SocketK
 def find_helpers(
     kind: HelperKind, within_s: float, of: int | None = None
 ) -> Iterator[tuple[HelperRecord, Channel | HelperSilent | None]]:
-    """Find the sockets of a kind, or those `of` the living tree with this root: each with a channel, which the caller
-    closes, or why there is none; None if its helper was killed.
-
-    What killed helpers left is removed once their tree has ended.
-    """
+    """Find the sockets of a kind, or `of` a tree's root: each with a channel, why there is none, or None (killed)."""
     for record in find_records(kind):
         if not record.path.is_socket() or (of is not None and not (record.root.pid == of and record.root.keeps_pid)):
             continue

@@ -23,30 +23,14 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.helper.address_guard.client import GuardedAddresses, guarded_addresses
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal, lock_removed
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.claim import give_up
 from crckpt.host.network.devices import Device, find_holder, find_ip, find_route, read_devices, read_routes, remove
 from crckpt.host.probes.network import move_ip
 from crckpt.host.probes.trial import probe_in_child
 from crckpt.host.steps import step
 from crckpt.model import RunId
-
-__all__ = [
-    "GuardedAddresses",
-    "HostAddress",
-    "check_destination",
-    "check_source",
-    "give_up",
-    "guarded_addresses",
-    "leave_source",
-    "list_destination_addresses",
-    "list_source_addresses",
-    "unlocked_source",
-]
-
 
 _SSH_CONNECTION: Final = b"SSH_CONNECTION="
 

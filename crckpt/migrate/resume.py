@@ -17,9 +17,11 @@ from msgspec.structs import replace
 
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RemoteError
+from crckpt.helper.address_guard.client import GuardedAddresses
 from crckpt.host import proc
+from crckpt.host.network.claim import give_up
 from crckpt.host.steps import step
-from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
+from crckpt.migrate.addresses import unlocked_source
 from crckpt.migrate.destination.recorded import (
     claimed_addresses,
     end_unfinished_tree,

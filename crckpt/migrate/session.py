@@ -138,10 +138,7 @@ def _pass_gate(
     transaction: str,
     report: MoveReport,
 ) -> GateReport:
-    """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it.
-
-    `transaction`: the name of one in our store.
-    """
+    """Check on both hosts what prevents the move; nothing is touched. Raises PreflightRefused with all of it."""
 
     def ask_there() -> tuple[MoveQuestions, GateReport]:
         questions = ask(target, request.options, sends_files=request.send_files, transaction=transaction)
@@ -176,10 +173,7 @@ def resume(
     same_process: bool = False,
     answer_within_s: float | None = None,
 ) -> ResumeResult:
-    """Finish an interrupted move. Raises what `migrate.resume.resume` raises.
-
-    `answer_within_s`: seconds until the other side must have answered; without them the user may type a password.
-    """
+    """Finish an interrupted move. `answer_within_s`: at most; without it the user may type a password."""
 
     @contextmanager
     def connect(move: Move) -> Iterator[tuple[Connection, messages.Hello]]:

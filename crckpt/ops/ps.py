@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot, UsageError
 from crckpt.helper.channel import HelperSilent
-from crckpt.helper.kinds import FILLER, KEEPER, KINDS, find_records, record_directory
-from crckpt.helper.terminal.relay import find_terminals
+from crckpt.helper.kinds import FILLER, KEEPER, KINDS, HelperRecord, find_records, record_directory
+from crckpt.helper.terminal.relay import FoundTerminal, find_terminals
 from crckpt.host import proc
 from crckpt.host.disk.users import read_user, user_name
 from crckpt.host.namespaces.network_locks import find_locks

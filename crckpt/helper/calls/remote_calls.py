@@ -79,10 +79,7 @@ def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
 
 
 def take_userfaultfds(pids: Iterable[int]) -> tuple[TakeResult, ...]:
-    """Take a userfaultfd of each of these processes; the caller closes them. Takes about 0.1 s for all.
-
-    The process makes one, we duplicate it, and the process closes its own.
-    """
+    """Take a userfaultfd of each process, which closes its own; the caller closes them. Takes 0.1 s for all."""
     return _take_each(dict.fromkeys(pids, -1))
 
 
@@ -101,11 +98,7 @@ def _take_each(wanted: Mapping[int, int]) -> tuple[TakeResult, ...]:
 
 
 def _carry_out(orders: Sequence[Order | TakeOrder]) -> tuple[list[tuple[OrderResult, list[int]]], str]:
-    """Return the answers with their descriptors, and why there are fewer than orders.
-
-    The helper is given up if no answer comes, and never killed: during a call in another process that would kill the
-    process, too.
-    """
+    """Return the answers, and why there are fewer than orders. Never kills: that would kill the entered process."""
     found: list[tuple[OrderResult, list[int]]] = []
     if not orders:
         return found, ""

@@ -55,10 +55,7 @@ _NUMBERS: Final = {False: _Numbers(9, 11, 28, 206, 207, 209), True: _Numbers(192
 def take_one(
     process: Identity, flags: int = _FLAGS, use: Callable[[ptrace.StoppedThread, int, int], None] | None = None
 ) -> int:
-    """Take a userfaultfd of a process. Raises HostCannot, OSError.
-
-    Before the process loses it, `use` gets the thread, its descriptor and ours.
-    """
+    """Take a userfaultfd of a process; before that loses its own, `use` gets both. Raises HostCannot, OSError."""
     pid = process.pid
     with ptrace.stopped(pid, identity=process) as thread:
         make, close = _MAKE_CLOSE[thread.is_compat]

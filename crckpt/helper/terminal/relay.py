@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import HostCannot
 from crckpt.helper.channel import Channel, HelperSilent, connect, find_helpers
-from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.kinds import TERMINAL, HelperRecord
 from crckpt.helper.terminal.protocol import (
     ATTACH,
     DESCRIBE,

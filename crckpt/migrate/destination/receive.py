@@ -12,12 +12,14 @@ from msgspec.structs import replace
 from crckpt.causes import Refusal, cause
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError, HostCannot, IntegrityError, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.helper.address_guard.client import GuardedAddresses
 from crckpt.helper.scope import leave_session
 from crckpt.host import proc
+from crckpt.host.network.claim import give_up
 from crckpt.host.network.packets import deliver
 from crckpt.host.steps import step
 from crckpt.host.syscalls.userfaultfd import find_refusal
-from crckpt.migrate.addresses import GuardedAddresses, check_destination, give_up, list_destination_addresses
+from crckpt.migrate.addresses import check_destination, list_destination_addresses
 from crckpt.migrate.destination.recorded import (
     claimed_addresses,
     end_unfinished_tree,

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from msgspec import convert
 
 from crckpt.errors import NOTHING_LEFT, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.helper.address_guard.client import GuardedAddresses, guarded_addresses
+from crckpt.host.network.address import HostAddress
 from crckpt.host.proc import LiveRoot, identify_live_root, read_process
 from crckpt.host.process.orphans import end_unfinished_trees
-from crckpt.migrate.addresses import GuardedAddresses, HostAddress, guarded_addresses, list_destination_addresses
+from crckpt.migrate.addresses import list_destination_addresses
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection_errors import ConnectionLost
 from crckpt.model import CheckpointId, JobName, MoveId

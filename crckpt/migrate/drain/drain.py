@@ -34,10 +34,7 @@ _ENDED: Final = "the program has ended"
 
 
 class DrainResult(Struct, frozen=True):
-    """The outcomes of all trees, in the order in which they were decided.
-
-    `free_bytes`: the bytes that trees may take on the other host, before the first move.
-    """
+    """The outcomes in the order of their decisions; `free_bytes`: what trees could take on the other host before."""
 
     outcomes: tuple[MoveOutcome, ...]
     interrupted: bool

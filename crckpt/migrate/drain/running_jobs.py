@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.model import JobName, Pid
-from crckpt.ops.dump.last_checkpoint import read_last_checkpoints
+from crckpt.ops.last_checkpoint import read_last_checkpoints
 from crckpt.store import Repository
 
 Outcome: TypeAlias = Literal["moved", "movable", "stayed", "in-doubt", "ended", "included", "unknown"]
@@ -52,11 +52,7 @@ class RunningJobs(Struct, frozen=True):
 
 
 def find_running_jobs(repository: Repository) -> RunningJobs:
-    """Find the jobs of a store whose programs run on this host. No tree is in two of them.
-
-    A program is known by the root of its tree: the newest checkpoint of the job records it, or the restore that brought
-    it here.
-    """
+    """Find the jobs whose programs run here, known by their roots. No tree is in two of them."""
     found: dict[proc.Identity, RunningJob] = {}
     excluded: list[MoveOutcome] = []
     # Of two jobs of one program, the one that was dumped last has it.

@@ -65,11 +65,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(MoveAnswers)
 def answer(
     questions: MoveQuestions, context: Context, move: tuple[str, str] | None = None, *, shares_kernel: bool = False
 ) -> MoveAnswers:
-    """Survey this host, and judge whether it can take the tree.
-
-    `move` are id and state of another move of the job that the store has a record of. `shares_kernel`: the source is
-    on the same kernel, in containers of its own. Raises StoreUnusable.
-    """
+    """Judge whether this host can take the tree. `move`: id and state of another one. Raises StoreUnusable."""
     received = time.time()
     version = digest = failure = ""
     try:

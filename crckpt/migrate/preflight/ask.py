@@ -46,11 +46,7 @@ _BY_DEFAULT: Final = RestoreOptions()
 def ask(
     target: DumpTarget, options: RestoreOptions = _BY_DEFAULT, *, sends_files: bool = False, transaction: str = ""
 ) -> MoveQuestions:
-    """Ask about the tree of an examined target, which is to be restored with these options.
-
-    `transaction`: the name of one in our store. The tree may go on changing: the preflight of its checkpoint looks
-    again.
-    """
+    """Ask about an examined tree, to be restored with these options. `transaction`: the name of one in our store."""
     return _Asking(target).questions(options, sends_files, transaction)
 
 

@@ -41,10 +41,7 @@ _LOOK_S: Final = 0.1
 def look_for_files(
     asked: Sequence[AskedFile], within_s: float = ANSWERS_WITHIN_S, *, shares_kernel: bool = False
 ) -> dict[int, LocalFile]:
-    """Look for each of these files; the result has the ids of the questions. Waits for silent file systems.
-
-    `shares_kernel`: with the host that asks, so that numbers of devices and inodes mean the same.
-    """
+    """Look for files, waiting for silent file systems; `shares_kernel` with the host that asks. Ids are the keys."""
     look = _Look(asked, shares_kernel=shares_kernel)
     start_thread(look.run)
     waited, before = 0.0, -1

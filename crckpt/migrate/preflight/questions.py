@@ -137,10 +137,7 @@ class AskedProcess(Struct, frozen=True):
 
 
 class AskedName(Struct, frozen=True):
-    """A user or group of the tree or of its files: `name` is empty if the source has none for the number.
-
-    `gives_rights`: a thread has the rights of it, and is not root's, who has all rights anyway.
-    """
+    """A user or group of the tree (`gives_rights`: of a thread that is not root's) or of its files."""
 
     kind: Literal["user", "group"]
     number: Identifier

@@ -82,10 +82,7 @@ class ComparedFiles(Struct, frozen=True):
 
 
 def select_compared(files: Iterable[AskedFile], shared: Iterable[int], sent: Iterable[int]) -> ComparedFiles:
-    """Select what is to be compared again of the files of the questions.
-
-    `shared` and `sent` are ids: of files that both hosts share, and of logs that are completed there.
-    """
+    """Select what to compare again: not files that both hosts share, nor logs that are sent, by their ids."""
     files, shared, others = tuple(files), frozenset(shared), frozenset((*shared, *sent))
     names: dict[tuple[int, int], frozenset[str]] = {}
     for file in files:

@@ -55,10 +55,7 @@ class GateReport(Struct, frozen=True):
     compared: ComparedFiles | None = None
 
     def check(self, *, preflight: bool = True) -> None:
-        """Raise PreflightRefused, with all blockers, if there are any.
-
-        Without `preflight` only those count that give another user power over the program, or the program more rights.
-        """
+        """Raise PreflightRefused with all blockers; without `preflight`, only with those that give more rights."""
         blockers = self.blockers if preflight else tuple(found for found in self.blockers if found.key in _OF_RIGHTS)
         if blockers:
             is_in_use = any(found.key in _IN_USE for found in blockers)
@@ -99,11 +96,7 @@ def make_report(
 
 
 def plan_sending(questions: MoveQuestions, report: GateReport) -> tuple[AskedFile, ...]:
-    """Return the files to send so that the move is possible. Then ask again.
-
-    Nothing is sent if anything else prevents the move: raises PreflightRefused with all of that, and with the files
-    that may not be sent.
-    """
+    """Return the files to send. Raises PreflightRefused with all that prevents the move nevertheless."""
     sendable, refused = find_sendable(questions, report.lacking)
     others = tuple(found for found in report.blockers if found.key != "file-missing")
     if others or refused:
@@ -112,10 +105,7 @@ def plan_sending(questions: MoveQuestions, report: GateReport) -> tuple[AskedFil
 
 
 def judge_store_space(report: GateReport, target: DumpTarget, answers: MoveAnswers, host: str) -> GateReport:
-    """Refuse a move that surely does not fit into the store there, and keep the warning of one that may not fit.
-
-    Whatever the store here lacks, the one there lacks, too: those packs are made by the move.
-    """
+    """Refuse a move that surely does not fit into the store there; keep the warning of one that may not."""
     memory, free = target.observed.memory, answers.store_free
     if free is None or free >= memory or report.blockers:
         return report

@@ -43,10 +43,7 @@ class HookedMove(Struct, frozen=True):
 
 
 def run_hook(move: HookedMove, name: MoveStep) -> None:
-    """Run the user's command for a step, if there is one. Raises HostCannot if it fails or takes too long.
-
-    An interruption ends it, unless nothing can stop the step.
-    """
+    """Run the user's command for a step, if there is one. Raises HostCannot if it fails or takes too long."""
     command = move.before_freeze if name == "before-freeze" else move.address_hook
     if not command:
         return

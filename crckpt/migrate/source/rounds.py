@@ -95,10 +95,7 @@ class Downtime(Struct, frozen=True):
 
 
 def estimate_downtime(rounds: list[Round], written_per_s: float | None, *, is_lazy: bool = False) -> Downtime:
-    """Estimate the downtime if the tree were frozen now. `written_per_s`: None if that is not known.
-
-    If the move `is_lazy`, the tree runs before its memory is filled.
-    """
+    """Estimate the downtime if the tree were frozen now; if `is_lazy`, it runs before its memory is filled."""
     first, last = rounds[0], rounds[-1]
     left = last.raw_bytes if written_per_s is None else min(written_per_s * last.since_s, first.raw_bytes)
     share = left / last.raw_bytes if last.raw_bytes else 0

@@ -39,11 +39,7 @@ _PACKS_AT_ONCE: Final = 16
 
 
 class Receiver:
-    """Receives what a move needs into a store; what was verified once is not read again.
-
-    The caller is in a transaction of the store, in `directory`: until a manifest names them, only its lock keeps the
-    packs from `gc`.
-    """
+    """Receives what a move needs into a store, in a transaction, which keeps it; verified once, never read again."""
 
     def __init__(self, repository: Repository, directory: Path) -> None:
         """`newest` are the packs of the last offer that the store lacked."""

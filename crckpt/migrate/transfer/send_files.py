@@ -47,11 +47,7 @@ def send_files(connection: Connection, files: Sequence[AskedFile], progress: Pro
 
 
 def receive_files(connection: Connection, message: Files) -> None:
-    """Receive files, put them where they belong, and say so.
-
-    Raises what `Connection` raises; PreflightRefused if one cannot be put there; HostCannot if a disk has no space;
-    IntegrityError if the content is not what was announced; OSError. Then nothing of them is left here.
-    """
+    """Put files where they belong, all or none. Raises PreflightRefused, HostCannot, IntegrityError, OSError."""
     files = decode_files(message.content)
     _check_owners(files)
     regular = [file for file in files if not file.is_directory]

@@ -32,11 +32,7 @@ class SentLogs:
         self._logs = [_Log(file, size) for file, size in logs]
 
     def send_gained(self, connection: Connection) -> None:
-        """Send what they have gained since the last time; then the destination has it, durably.
-
-        Raises what `Connection` raises; DumpFailed if a log is not the same file any more, or has become shorter;
-        PreflightRefused if its content differs there.
-        """
+        """Send what they have gained, durably. Raises DumpFailed or PreflightRefused if one has changed."""
         tails = [(log, tail) for log in self._logs if (tail := log.describe()) is not None]
         for first in range(0, len(tails), AT_ONCE):
             _send(connection, tails[first : first + AT_ONCE])
@@ -95,11 +91,7 @@ def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> Non
 
 
 def receive_tails(connection: Connection, message: Tails) -> None:
-    """Append what logs have gained, and say so.
-
-    Raises what `Connection` raises; PreflightRefused if a log here is not the same; IntegrityError if the content is
-    not what was announced; OSError. Then nothing of it is left here.
-    """
+    """Append what logs have gained, all or nothing. Raises PreflightRefused, IntegrityError, OSError."""
     tails = decode_tails(message.content)
     logs: list[tuple[SentTail, int]] = []
     incoming = IncomingFiles([tail.file for tail in tails], lambda number: logs[number][1], "log")
@@ -173,10 +165,7 @@ def _read(descriptor: int, start: int, end: int, at_once: int = _AT_ONCE) -> Ite
 
 
 def _read_ends(descriptor: int, size: int) -> str:
-    """The digest of the first and the last bytes, before `size`: a log that was cut has others, whatever its size.
-
-    Logs are large, and the program is frozen: in the middle no log changes alone.
-    """
+    """The digest of the first and last bytes before `size`. Logs are large: in the middle none changes alone."""
     first, last = min(size, _OF_AN_END), max(size - _OF_AN_END, 0)
     return _read_digest(descriptor, 0, first) + _read_digest(descriptor, last, size)
 

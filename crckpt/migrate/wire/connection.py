@@ -173,11 +173,7 @@ class Connection:
                 self._writer.put(header, payload, is_data=False)
 
     def send_data(self, channel: int, content: memoryview | bytes) -> None:
-        """Send up to `data_bytes` of what lies on a channel; `content` must not change any more.
-
-        It is compressed if the connection is so slow that this pays. Raises what `send` raises, and RemoteError if the
-        other side has sent an error.
-        """
+        """Send up to `data_bytes`, which must not change any more; compressed if that pays. Raises as `send`."""
         self._wait(lambda: self._writer.queued < _MOST_QUEUED)
         self._raise_if_refused()
         step("send.data")

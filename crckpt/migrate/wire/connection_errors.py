@@ -39,10 +39,7 @@ class ProtocolError(ConnectionLost):
 
 
 class PrintedText(ConnectionLost):
-    """The other side printed text where a message should begin: a shell's greeting, or an error message.
-
-    `has_begun`: messages came before it; `has_ended`: nothing came after it.
-    """
+    """The other side printed text instead of a message, after others (`has_begun`), or as its last (`has_ended`)."""
 
     def __init__(self, peer: str, text: str, *, has_begun: bool = False, has_ended: bool = False) -> None:
         shown = " ".join(text.split())[:500]

@@ -218,10 +218,7 @@ class Prepared(MoveMessage, frozen=True):
 
 
 class Ended(MoveMessage, frozen=True):
-    """The tree has ended at the source, and that is recorded there: let it run.
-
-    `packets` came for it while it was frozen; once it runs, its sockets get them.
-    """
+    """The tree has ended at the source: let it run, and have its sockets get `packets` that came meanwhile."""
 
     move: MoveId
     packets: Annotated[tuple[Packet, ...], Meta(max_length=256)] = ()
@@ -238,10 +235,7 @@ class Running(MoveMessage, frozen=True):
 
 
 class Read(MoveMessage, frozen=True):
-    """Read `size` bytes of a pack from `offset` on, for a tree that runs before its memory is there: see `Content`.
-
-    The destination sends it at any time after Hello, and the source answers while it does other things.
-    """
+    """Read `size` bytes of a pack from `offset` on, at any time after Hello: see `Content`."""
 
     number: Count
     digest: Digest
@@ -302,10 +296,7 @@ class Resume(MoveMessage, frozen=True):
 
 
 class MoveState(MoveMessage, frozen=True):
-    """What is recorded of a move: its state (None: nothing), and its checkpoint if that is stored.
-
-    `has_ended`: the tree ran there, and has surely ended since.
-    """
+    """What is recorded of a move, if anything. `has_ended`: the tree ran there, and has surely ended since."""
 
     move: MoveId
     state: State | None

@@ -257,11 +257,7 @@ def started(
 
 
 def adapt_to_configuration(host: str, ssh: tuple[str, ...] = _SSH) -> tuple[str, ...]:
-    """Return the words of ssh with options against those of the user's configuration that would use the connection.
-
-    They also limit the time to connect, unless the configuration does. Raises UsageError for what is no host,
-    HostCannot if there is no ssh.
-    """
+    """Return ssh's words, with options against what the user's configuration has. Raises UsageError, HostCannot."""
     # An option overrides the configuration. Without a command ssh refuses some of it.
     settings = run((*ssh, "-G", *make_host_words(host), "true")).output.splitlines()
     return (*ssh, *(f"-o{option}" for setting, option in _AGAINST.items() if setting in settings))

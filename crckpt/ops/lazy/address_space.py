@@ -99,10 +99,7 @@ class FilledSpace:
         batches: Batches | None = None,
         unpin: Callable[[], None] | None = None,
     ) -> None:
-        """`pid` is that of the process that was restored, also for its children.
-
-        `batches` are those of a child; None: it was restored. `unpin` is called once all pages are there.
-        """
+        """`pid` is that of the restored process, also for children; `batches` are those of a child."""
         self.pid = pid
         self.pages = pages
         self.descriptor = missing.descriptor

@@ -9,7 +9,7 @@ from typing import Final
 
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.helper.channel import Channel, HelperEnded, HelperSilent, connect, find_helpers
-from crckpt.helper.kinds import KEEPER, find_records, record_path
+from crckpt.helper.kinds import KEEPER, HelperRecord, find_records, record_path
 from crckpt.helper.start import start_helper
 from crckpt.host import proc
 from crckpt.host.steps import limit
@@ -110,7 +110,7 @@ def find_session(root: proc.Process) -> KeeperSession | None:
 
 
 def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | HelperSilent | HelperRecord]:
-    """Yield all keepers, or those `of` the process with this PID: with a session that the caller closes, or why not.
+    """Yield all keepers, or those `of` a process: with a session that the caller closes, or why there is none.
 
     A record is of one that was killed; it is removed once the tree has ended.
     """

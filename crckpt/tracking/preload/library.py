@@ -69,10 +69,7 @@ def restarts_calls() -> bool:
 
 
 def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
-    """Return the words before the command line of this CRIU for a dump that tracks nothing; none without the library.
-
-    With `enter`, CRIU enters the mounts of the process that it knows by that PID (enter.c).
-    """
+    """Return the words before CRIU's for a dump that tracks nothing; it may `enter` that process's mounts."""
     if not LIBRARY.exists():
         return ()
     return ("env", f"{_variable(criu)}={LIBRARY}", *((f"CRCKPT_ENTER={enter}",) if enter is not None else ()))

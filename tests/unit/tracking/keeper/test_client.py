@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from crckpt.helper.records import HelperRecord
 from keepers import KEEPER, answering, keeper_socket, leave_socket, listening, trackable
 from msgspec.structs import replace
 from other_user import NOBODY
@@ -21,6 +20,7 @@ from smaller_bounds import smaller_bounds
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.helper.channel import Channel, HelperOutdated, HelperSilent
 from crckpt.helper.kinds import KEEPER as KIND
+from crckpt.helper.kinds import HelperRecord
 from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory
 from crckpt.tracking.keeper import client
