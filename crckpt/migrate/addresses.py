@@ -94,7 +94,6 @@ def unlocked_source(run_id: RunId | None, removal: tuple[str, ...] | None = None
 
 
 def _check_here(address: HostAddress) -> Iterator[Finding]:
-    """Check an address that this host is to give away."""
     holder = find_holder(address.ip)
     if holder is None:
         yield cause("address-absent").finding(ip=address.ip)
@@ -125,7 +124,6 @@ def _check_here(address: HostAddress) -> Iterator[Finding]:
 
 
 def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[Finding]:
-    """Check an address that this host is to take over."""
     device = devices.get(address.device)
     if device is None:
         route = find_route(address)

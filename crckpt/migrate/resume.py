@@ -178,7 +178,6 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
 
 
 def _restore_here(move: Move, repository: Repository, context: Context) -> ResumeResult:
-    """Restore the tree, which runs nowhere, with its addresses."""
     with ExitStack() as stack:
         guard: GuardedAddresses | None = None
         assert move.checkpoint is not None

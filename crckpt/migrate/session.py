@@ -246,7 +246,6 @@ def connected(
 def _connected_for(
     request: MigrateRequest, context: Context, repository: Repository
 ) -> AbstractContextManager[tuple[Connection, messages.Hello]]:
-    """Connect to the host of a request."""
     clock = request.bandwidth_clock
     return connected(
         *(request.host, request.remote_crckpt, request.remote_store, context, repository),

@@ -106,7 +106,6 @@ def _write_protection(criu: Path, trials: Trials, why: str) -> tuple[Method | No
 def _attach_to(
     root: proc.Process, method: Method, claims: Path | None, *, all_of_it: bool
 ) -> tuple[Tracker | None, str]:
-    """Return a tracker attached to the tree's root, or to `all_of_it`; or None, and why not."""
     try:
         tracker = Tracker(root, method, Claims(claims))
     except OSError as error:

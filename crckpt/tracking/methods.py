@@ -36,7 +36,6 @@ class SoftDirty:
     name: Final = "soft-dirty"
 
     def __init__(self, *, misses_huge: bool = False) -> None:
-        """Do nothing yet."""
         self._misses_huge = misses_huge
 
     def attach(self, pids: Iterable[int]) -> dict[int, PagemapAttachment | str]:
@@ -156,7 +155,6 @@ class UserfaultfdAttachment:
     """The attachment to a process: its userfaultfd, with which its maps are registered."""
 
     def __init__(self, pid: int, protection: userfaultfd.WriteProtection) -> None:
-        """Register nothing yet."""
         self._pid = pid
         self._protection = protection
 

@@ -115,7 +115,6 @@ class Tracker:
     """The tracker of one tree, until `close`. For one thread."""
 
     def __init__(self, root: proc.Process, method: Method, claims: Claims) -> None:
-        """Attach to nothing yet. `close` closes `claims`."""
         self.name = method.name
         self._root = root
         self._method = method

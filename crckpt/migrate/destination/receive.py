@@ -205,7 +205,6 @@ class Destination:
         return messages.Verdict((), found.verdict.warnings)
 
     def _drop_unpacked(self) -> None:
-        """Free the memory that was unpacked before its restore."""
         unpacked, self._unpacked = self._unpacked, None
         if unpacked is not None:
             unpacked.stop()

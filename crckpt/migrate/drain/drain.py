@@ -176,10 +176,7 @@ class _Moves:
 
 
 class _Move:
-    """A crckpt that moves one job."""
-
     def __init__(self, job: RunningJob, command: Sequence[str]) -> None:
-        """Start it. Raises HostCannot."""
         self.job = job
         # All of the environment: ssh takes the agent, the home and more from it.
         self._child, pipes = start_with_pipes(command, os.environ)
@@ -274,8 +271,6 @@ class _Error(Struct, frozen=True):
 
 
 class _Document(Struct, frozen=True):
-    """What crckpt prints with --json."""
-
     result: dict[str, Any] | None = None
     error: _Error | None = None
 

@@ -116,7 +116,6 @@ def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> 
 
 
 def _without_arriving(questions: MoveQuestions, planned: PlannedRestore, host: HostState) -> HostState:
-    """Leave out the missing addresses that move with the tree."""
     moved = {_address(each.partition("/")[0]) for each in questions.moved_addresses} - {None}
     arriving = {
         socket.id

@@ -167,7 +167,6 @@ def is_shared(asked: AskedFile, here: LocalFile) -> bool:
 
 
 def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
-    """A finding of the restore's check in the words of a move."""
     if here is None:
         advice = {"advice": advise_to_keep(asked)} if asked.is_written else {}
         return cause("file-missing").finding(**values, **advice)

@@ -154,7 +154,6 @@ def _find_change(file: AskedFile) -> tuple[str, AskedFile | None] | None:
 
 
 def _list_written(pids: Iterable[int]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """List the files with a name that these processes can write to, each with its device and inode."""
     for pid in pids:
         for link in list_writable(pid):
             name, status = read_link(link) or ("", None)

@@ -140,7 +140,6 @@ def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Itera
 
 
 def _find_own_address(ip: str) -> dict[str, str]:
-    """Find an address of this host, in the form of --move-ip."""
     with suppress(HostCannot):
         for device in read_devices():
             for each in device.addresses:
@@ -184,7 +183,6 @@ def find_sendable(
 
 
 def _find_refusal(file: AskedFile, *, is_working_directory: bool) -> str:
-    """Say why a file may not be sent; empty if it may."""
     if file.shared_by:
         return f"it is on a network file system ({file.shared_by}), which the other host must mount"
     if stat.S_ISDIR(file.mode):

@@ -132,7 +132,6 @@ class LiveHandOver:
         self._checkpoint: Checkpoint | None = None
 
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
-        """See HandOver."""
         self.frozen_since = frozen_since
         # Before its buffer is full of what came before the freeze.
         self.capture.take()
@@ -154,7 +153,6 @@ class LiveHandOver:
             return connection.receive(messages.Compared).same
 
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
-        """See HandOver."""
         source = self._source
         source.move = replace(source.move, checkpoint=checkpoint.id)
         self._run_id = checkpoint.run_id
@@ -171,11 +169,9 @@ class LiveHandOver:
             source.connection.receive(messages.Prepared)
 
     def decide(self) -> None:
-        """See HandOver."""
         self._source.advance("committing")
 
     def end(self) -> None:
-        """See HandOver."""
         try:
             assert self._tree_end is not None
             assert self._checkpoint is not None
@@ -196,7 +192,6 @@ class LiveHandOver:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
 
     def _complete(self) -> None:
-        """Send the packs while the tree runs there."""
         assert self._checkpoint is not None
         source = self._source
         try:

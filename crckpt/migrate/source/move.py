@@ -224,7 +224,6 @@ def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> 
 def _copy_rounds(
     request: MigrateRequest, root: proc.Process, context: Context, source: SourceMove, job: JobName, report: MoveReport
 ) -> tuple[tuple[RoundSummary, ...], str]:
-    """Copy the tree in rounds while it runs; return them, and why there were no more."""
     context = replace(context, progress=report.storing)
     rounds: list[Round] = []
     summaries: list[RoundSummary] = []

@@ -150,8 +150,6 @@ class Receiver:
 
 
 class _Open(Struct):
-    """A pack that is being received."""
-
     digest: PackId
     size: int
     path: Path
@@ -159,7 +157,6 @@ class _Open(Struct):
     received: int = 0
 
     def sync(self) -> None:
-        """Make its content durable."""
         sync(self.descriptor, "received-pack")
         self.close()
 
@@ -174,7 +171,6 @@ class _Incoming:
     """Receives packs as files; the thread that reads calls it, while all cores verify what has come."""
 
     def __init__(self, directory: Path, wanted: frozenset[str], pool: Workers, progress: Callable[[int], None]) -> None:
-        """Take the packs that are `wanted`, each once."""
         self._directory = directory
         self._left = set(wanted)
         self._pool = pool
@@ -186,7 +182,6 @@ class _Incoming:
         self._received = 0
 
     def begin(self, pack: PackMessage) -> None:
-        """See `PackReceiver`."""
         if pack.digest not in self._left:
             raise BadFrame(f"Pack {pack.digest[:SHORT]}, which was not asked for")
         if pack.channel in self._open:
@@ -204,7 +199,6 @@ class _Incoming:
         self._left.remove(pack.digest)
 
     def add(self, channel: int, content: memoryview) -> None:
-        """See `PackReceiver`."""
         pack = self._open.get(channel)
         if pack is None:
             raise BadFrame(f"data on channel {channel}, where no pack has begun")

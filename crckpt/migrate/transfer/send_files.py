@@ -150,7 +150,6 @@ def _check_owners(files: Sequence[SentFile]) -> None:
 
 
 def _open_above(placement: Placement, file: SentFile) -> int:
-    """Open the directory of a file; make what is missing of its path."""
     path = Path(os.fsdecode(file.path))
     if file.is_directory:
         return placement.open_directory(path, [*file.above, Ownership(file.mode, file.uid, file.gid)], file.uid)
@@ -158,10 +157,7 @@ def _open_above(placement: Placement, file: SentFile) -> int:
 
 
 class _Placed:
-    """Files that are being received, without names yet."""
-
     def __init__(self, placement: Placement, files: list[tuple[SentFile, int]]) -> None:
-        """`files` come with descriptors of their directories."""
         self._placement = placement
         self._files = files
         self._descriptors: list[int] = []

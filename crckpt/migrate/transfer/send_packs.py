@@ -55,7 +55,6 @@ def send_packs(
 
 
 def _send_all(connection: Connection, backend: Backend, digests: tuple[PackId, ...], pool: Workers) -> Iterator[int]:
-    """Send packs, some at once; yield how many bytes of one were sent."""
     waiting, free = deque(digests), deque(range(_CHANNELS))
     streams: deque[_Stream] = deque()
     try:
@@ -164,7 +163,6 @@ class SourcePacks:
     """The packs of the source, read over the connection. Several threads may read."""
 
     def __init__(self, connection: Connection) -> None:
-        """Take the answers from now on."""
         self._connection = connection
         self._lock = threading.Lock()
         self._number = 0

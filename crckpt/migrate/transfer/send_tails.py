@@ -144,7 +144,6 @@ def _differs(path: Path, why: str) -> PreflightRefused:
 
 
 def _finish(logs: Sequence[tuple[SentTail, int]], *, is_whole: bool) -> None:
-    """Make all durable. Raises IntegrityError if one is not what was announced."""
     for tail, descriptor in logs:
         if not is_whole or os.fstat(descriptor).st_size != tail.start + tail.file.size:
             raise IntegrityError(f"{os.fsdecode(tail.file.path)} was changed while it was received")
@@ -155,7 +154,6 @@ def _finish(logs: Sequence[tuple[SentTail, int]], *, is_whole: bool) -> None:
 
 
 def _read(descriptor: int, start: int, end: int, at_once: int = _AT_ONCE) -> Iterator[bytes]:
-    """Read a part of a file. Raises DumpFailed if it does not have it."""
     while start < end:
         content = os.pread(descriptor, min(at_once, end - start), start)
         if not content:

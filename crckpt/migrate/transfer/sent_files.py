@@ -141,7 +141,6 @@ class IncomingFiles:
         return self._files[self._begun] if self._begun < len(self._files) else None
 
     def begin(self, pack: PackMessage) -> None:
-        """See `PackReceiver`."""
         self.check_last()
         file = self.missing
         if file is None or (pack.channel, pack.digest, pack.size) != (CHANNEL, file.digest, file.size):
@@ -151,7 +150,6 @@ class IncomingFiles:
         self._current, self._received = hashlib.sha256(), 0
 
     def add(self, channel: int, content: memoryview) -> None:
-        """See `PackReceiver`."""
         if channel != CHANNEL or not self._begun:
             raise BadFrame(f"data on channel {channel}, where no {self._word} has begun")
         file = self._files[self._begun - 1]

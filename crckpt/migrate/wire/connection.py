@@ -122,7 +122,6 @@ class Connection:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _where: TracebackType | None
     ) -> None:
-        """See `close`."""
         self.close()
 
     def close(self) -> None:
@@ -327,8 +326,6 @@ class Connection:
 
 
 class _Discard:
-    """Throws packs away."""
-
     def begin(self, pack: PackMessage) -> None:
         """See `PackReceiver`."""
 

@@ -167,7 +167,6 @@ class ConnectionReader:
         return shown.decode(errors="replace"), has_ended and not rest
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until something can be read; return whether it can, within `seconds`."""
         is_ready = self._end.wait(seconds, self._descriptor)
         if self._end.is_set():
             raise _Stopped

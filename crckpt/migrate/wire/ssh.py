@@ -100,7 +100,6 @@ class Remote:
     """
 
     def __init__(self, child: Child, pipes: Pipes, host: str, crckpt: str, show: Callable[[str], None]) -> None:
-        """`host` and `crckpt` are as the user typed them."""
         self.incoming, self.outgoing = pipes.stdout, pipes.stdin
         self._child = child
         self._host, self._crckpt = host, crckpt
@@ -162,7 +161,6 @@ class Remote:
         return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=self._advise(status, words))
 
     def _advise(self, status: int, words: str) -> str:
-        """Advise what to do about a command that ended with this status."""
         if status == HostCannot.exit_code and "root is needed" in words:
             return "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
         if status == _OF_SUDO and self._program.endswith("sudo"):

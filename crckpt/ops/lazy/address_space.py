@@ -25,7 +25,6 @@ class Batches:
     """The batches that are not in a process yet: `again`, then all from `first` on. They are claimed in this order."""
 
     def __init__(self, count: int, first: int = 0, again: frozenset[int] = frozenset()) -> None:
-        """There are `count` of them."""
         self._count = count
         self._next = first
         self._again = set(again)
@@ -259,7 +258,6 @@ class FilledSpace:
         self._repeat(lambda: self._missing.zero(address))
 
     def _read(self) -> None:
-        """Read all messages. The caller has the lock."""
         while not self.has_ended and (messages := self._missing.read()):
             for kind, first, second, third in messages:
                 match kind:

@@ -125,7 +125,6 @@ def end_unfilled(root: Identity) -> None:
 
 
 def _end(family: Family) -> None:
-    """End the processes, and what they have forked meanwhile; return when all are gone."""
     while found := set(family.find_living()):
         for process in found:
             send_signal(process, signal.SIGKILL)

@@ -100,7 +100,6 @@ def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
 
 
 def _open_marks() -> Iterator[tuple[HelperRecord, int]]:
-    """Open all marks; yield each with its descriptor."""
     for mark in find_records(FILLER):
         with suppress(OSError):
             yield mark, os.open(mark.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

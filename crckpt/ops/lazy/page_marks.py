@@ -78,7 +78,6 @@ class MarksFinder:
     """
 
     def __init__(self, family: Family) -> None:
-        """`family` are the restored processes."""
         self._family = family
         self._known = frozenset(family.tasks)
         # When each may be asked again, and how long it waits after that.

@@ -101,6 +101,5 @@ class ProcessPages:
         yield self._piece(row, memory, 0)
 
     def _piece(self, row: int, memory: Bytes, frame: int) -> Piece:
-        """Make the piece of a row, whose frame is number `frame` in `memory`."""
         at = (frame * FRAME_PAGES + int(self._start[row])) * PAGE_SIZE
         return Piece(int(self._to[row]) * PAGE_SIZE, memory.ctypes.data + at, int(self._count[row]) * PAGE_SIZE, memory)

@@ -199,8 +199,6 @@ class _Filling:
 
 
 class _Helper:
-    """Answers the restore, then fills."""
-
     def __init__(self, tree: GuardedTree, control: Channel, packs: socket.socket) -> None:
         """`packs` is for parts of packs that come later."""
         self._tree = tree
