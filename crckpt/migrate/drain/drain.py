@@ -118,7 +118,11 @@ class _Moves:
 
     def start(self, at_once: int) -> None:
         """Start moves until `at_once` run, or the next one may not fit next to them."""
-        while self.waiting and len(self.running) < at_once and self._fits(self.waiting[0]):
+        while self.waiting and len(self.running) < at_once:
+            moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
+            moving = sum(move.job.memory_bytes for move in self.running)
+            if self.running and moved + moving + self.waiting[0].memory_bytes > self._free_bytes:
+                return
             job = self.waiting.popleft()
             if not job.root.identity.keeps_pid:
                 self._end(_make_outcome(job, "ended", _ENDED))
@@ -128,13 +132,6 @@ class _Moves:
                 self.running.append(_Move(job, self._command(job)))
             except CrckptError as error:
                 self._end(_make_outcome(job, "stayed", error.message, error.hint))
-
-    def _fits(self, job: RunningJob) -> bool:
-        if not self.running:
-            return True
-        moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
-        moving = sum(move.job.memory_bytes for move in self.running)
-        return moved + moving + job.memory_bytes <= self._free_bytes
 
     def give_up(self) -> None:
         """Start no more, and have each that runs give up, or finish if it has passed its commit."""

@@ -1,14 +1,20 @@
 """The answers of a move's destination: survey this host for another host's live tree, and judge.
 
 Nothing is made or changed here, except that the trial of a CRIU that crckpt does not know yet dumps and restores a
-process of its own, as `crckpt doctor` does.
+process of its own, as `crckpt doctor` does. The paths of files come from the other host: see
+`crckpt.host.disk.untrusted_path`. A file system that does not answer cannot be made to: a thread waits for it, and this
+module only for the thread. No file system is disconnected for a question.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
+import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,30 +22,145 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from crckpt.causes import cause
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, error_text
 from crckpt.host import machine
 from crckpt.host.disk import space
+from crckpt.host.disk.checked_files import regular_opened
+from crckpt.host.disk.digests import read_build_id, read_digest
+from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.status import namespace
+from crckpt.host.process.signals import start_thread
 from crckpt.host.process.terminals import read_used_numbers
 from crckpt.host.program.program import Program, is_same_program
+from crckpt.host.steps import limit
+from crckpt.migrate.preflight.asked_files import (
+    LARGEST_READ,
+    MOST_READ,
+    find_local_locks,
+    find_shared_file_systems,
+    limit_time,
+)
 from crckpt.migrate.preflight.judge import Judgement, Survey, judge, list_image_sizes, plan_restore
 from crckpt.migrate.preflight.judge_files import LocalFile
-from crckpt.migrate.preflight.look import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
 from crckpt.migrate.wire.messages import decode_content
-from crckpt.model import MEBIBYTE, Count, Host
+from crckpt.model import MEBIBYTE, Count, Host, utc_datetime
 from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import read_program
 from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, find_releases, read_resources
-from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.store import is_blank
 from crckpt.store.layout import SCRATCH
+
+ANSWERS_WITHIN_S: Final = limit("CRCKPT_FILES_ANSWER_S", 10)
+"""A file system that does not answer for this many seconds counts as silent."""
+
+_LOOK_S: Final = 0.1
+
+
+def look_for_files(
+    asked: Sequence[AskedFile], within_s: float = ANSWERS_WITHIN_S, *, shares_kernel: bool = False
+) -> dict[int, LocalFile]:
+    """Look for files, waiting for silent file systems; `shares_kernel` with the host that asks. Ids are the keys."""
+    look = _Look(asked, shares_kernel=shares_kernel)
+    start_thread(look.run)
+    waited, before = 0.0, -1
+    while not look.is_done.wait(_LOOK_S):
+        # Counts looks, not time: we may have been stopped.
+        now = look.progress
+        waited, before = (0.0, now) if now != before else (waited + _LOOK_S, now)
+        if waited > within_s:
+            return look.give_up()
+    return look.results
+
+
+class _Look:
+    def __init__(self, asked: Sequence[AskedFile], *, shares_kernel: bool) -> None:
+        self._asked = asked
+        self._shares_kernel = shares_kernel
+        self._shared = find_shared_file_systems()
+        self._local_locks = find_local_locks()
+        self._automounts = find_automounts()
+        self._left = MOST_READ
+        self._current: AskedFile | None = None
+        self.results: dict[int, LocalFile] = {}
+        self.progress = 0
+        self.is_done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            for file in self._asked:
+                self._current = file
+                self.results[file.id] = self._look_at(file)
+                self._count(1)
+        finally:
+            self.is_done.set()
+
+    def give_up(self) -> dict[int, LocalFile]:
+        """Return what is known, without the file that the thread still waits for, and those after it."""
+        known, current = dict(self.results), self._current
+        for file in self._asked:
+            if file.id not in known:
+                known[file.id] = LocalFile(problem="silent" if file is current else "unasked")
+        return known
+
+    def _count(self, more: int) -> None:
+        self.progress += more
+
+    def _look_at(self, file: AskedFile) -> LocalFile:
+        try:
+            # CRIU opens a symbolic link that the tree has open itself (O_PATH | O_NOFOLLOW) with these flags.
+            with held(file.name, self._automounts, follow=not file.flags & os.O_NOFOLLOW) as here:
+                if here.is_unmounted:
+                    return LocalFile(problem="unmounted")
+                return self._describe(file, here)
+        except (FileNotFoundError, NotADirectoryError):
+            return LocalFile()
+        except (OSError, ValueError) as error:
+            return LocalFile(problem="refused", why=error_text(error))
+
+    def _describe(self, file: AskedFile, here: HeldFile) -> LocalFile:
+        status = here.status
+        is_regular = stat.S_ISREG(status.st_mode)
+        build_id = b""
+        with suppress(OSError):
+            build_id = (read_build_id(here.link) if file.build_id and is_regular else None) or b""
+        state = FileState(
+            size=status.st_size,
+            mode=status.st_mode,
+            written=utc_datetime(status.st_mtime),
+            changed=utc_datetime(status.st_ctime),
+            build_id=build_id.hex(),
+            owner=status.st_uid,
+            is_redirected=here.is_redirected,
+        )
+        return LocalFile(
+            state=state,
+            digest=self._digest(file, here) if is_regular else "",
+            modified=limit_time(status.st_mtime_ns),
+            gid=status.st_gid,
+            inode=status.st_ino,
+            is_same=self._shares_kernel and (status.st_dev, status.st_ino) == (file.device, file.inode),
+            shared_by=self._shared.get(status.st_dev, ""),
+            owners={uid: find_user_name(uid) for uid in here.owners},
+            local_locks=self._local_locks.get(status.st_dev, frozenset()),
+        )
+
+    def _digest(self, file: AskedFile, here: HeldFile) -> str:
+        """Read the content only where it decides: the other host has read it, and the size is the same."""
+        if not file.digest or here.status.st_size != file.size or file.size > min(LARGEST_READ, self._left):
+            return ""
+        self._left -= file.size
+        with suppress(OSError), regular_opened(here.link) as descriptor:
+            return read_digest(descriptor, file.size, self._count) if descriptor is not None else ""
+        return ""
+
 
 _MOST_BYTES: Final = 32 * MEBIBYTE
 _MOST_FINDINGS: Final = 10_000

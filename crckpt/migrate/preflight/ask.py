@@ -120,8 +120,16 @@ class _Asking:
 
     def _process(self, process: Process, descriptors: list[Descriptor], module: int) -> AskedProcess:
         status: dict[str, str] = {}
+        # Of a security module that confines the process.
+        profile = ""
         with suppress(OSError):
             status = read_status(process.pid)
+            profile = _text(procfs.text(f"/proc/{process.pid}/attr/current").strip("\0\n")) if module else ""
+        threads = [process.ns_pids[-1]]
+        for tid in process.threads:
+            if tid != process.pid:
+                with suppress(OSError):
+                    threads.append(tid if len(process.ns_pids) == 1 else proc.inner_tid(process.pid, tid))
         opened = [(found.fd, number) for found in descriptors if (number := self._descriptor(found, process))]
         is_zombie = process.state == ZOMBIE
         files = self._files.of_process(process.pid) if not is_zombie else None
@@ -132,7 +140,7 @@ class _Asking:
             sid=self._inner(process, process.sid),
             comm=process.comm,
             state=ZOMBIE if is_zombie else STOPPED if process.state == "stopped" else ALIVE,
-            threads=tuple(self._threads(process)),
+            threads=tuple(threads),
             uid=process.uids[0],
             euid=process.uids[1],
             gid=process.gids[0],
@@ -141,7 +149,7 @@ class _Asking:
             has_seccomp_filter=process.seccomp == _SECCOMP_FILTER,
             has_shadow_stack="shstk" in status.get("x86_Thread_features", ""),
             no_new_privs=status.get("NoNewPrivs", "0") != "0",
-            profile=_profile(process.pid) if module else "",
+            profile=profile if profile != "unconfined" else "",
             namespaces=process.namespaces,
             descriptors=tuple(opened),
             mapped=files.mapped if files else (),
@@ -155,13 +163,6 @@ class _Asking:
         if len(process.ns_pids) == 1:
             return number
         return self._pids.get(number, 0)
-
-    def _threads(self, process: Process) -> Iterator[int]:
-        yield process.ns_pids[-1]
-        for tid in process.threads:
-            if tid != process.pid:
-                with suppress(OSError):
-                    yield tid if len(process.ns_pids) == 1 else proc.inner_tid(process.pid, tid)
 
     def _descriptor(self, found: Descriptor, process: Process) -> int:
         """The id of what is open at a descriptor; 0 for a kind that needs nothing of the host."""
@@ -196,14 +197,6 @@ class _Asking:
                 file=self._files.ask_descriptor(found) or None if not path.startswith("/dev/pts/") else None,
             )
         return self._terminals[key].id
-
-
-def _profile(pid: int) -> str:
-    """The profile of a security module that confines a process; empty if none does."""
-    with suppress(OSError):
-        found = procfs.text(f"/proc/{pid}/attr/current").strip("\0\n")
-        return "" if found == "unconfined" else _text(found)
-    return ""
 
 
 def _terminal_kind(found: Descriptor) -> TerminalKind | None:

@@ -17,7 +17,7 @@ from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_build_id, read_digest
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_link
-from crckpt.host.proc.maps import Map, read_maps
+from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.images.filelocks import LockKind
 from crckpt.migrate.preflight.questions import AskedFile
@@ -104,8 +104,17 @@ class FileAsker:
         mapped: dict[int, None] = {}
         with suppress(OSError):
             for each in read_maps(pid):
-                if each.has_file and each.path.startswith("/") and not each.path.startswith(NAMELESS):
-                    mapped[self._ask_map(each, pid)] = None
+                if not each.has_file or not each.path.startswith("/") or each.path.startswith(NAMELESS):
+                    continue
+                file = each.device, each.inode, each.path
+                is_written = each.is_shared and each.is_writable
+                is_executed = each.rights[2] == "x"
+                if file not in self._maps:
+                    self._maps[file] = self._ask(each.link(pid))
+                number = self._maps[file]
+                if number and (is_written or is_executed):
+                    self._change(number, is_written=is_written, is_mapped=is_written, is_executed=is_executed)
+                mapped[number] = None
         mapped.pop(0, None)
         if places[0] is not None:
             self._change(places[0], is_executed=True)
@@ -123,17 +132,6 @@ class FileAsker:
                     asked = replace(asked, digest=read_digest(file, asked.size) if file is not None else "")
             found.append(asked)
         return tuple(found)
-
-    def _ask_map(self, each: Map, pid: int) -> int:
-        file = each.device, each.inode, each.path
-        is_written = each.is_shared and each.is_writable
-        is_executed = each.rights[2] == "x"
-        if file not in self._maps:
-            self._maps[file] = self._ask(each.link(pid))
-        number = self._maps[file]
-        if number and (is_written or is_executed):
-            self._change(number, is_written=is_written, is_mapped=is_written, is_executed=is_executed)
-        return number
 
     def _ask(self, link: str, *, flags: int = 0, position: int = 0) -> int:
         # What was just closed is not asked about, nor a file whose file system does not answer: the preflight of the

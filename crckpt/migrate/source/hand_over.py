@@ -23,8 +23,8 @@ from crckpt.host.proc.file_users import list_writable
 from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
+from crckpt.migrate.preflight.answers import ANSWERS_WITHIN_S
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
-from crckpt.migrate.preflight.look import ANSWERS_WITHIN_S
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.preflight.recheck import ComparedFiles, Right, find_frozen, refuse_changed_files, refuse_new_rights
 from crckpt.migrate.request import MoveReport

@@ -49,7 +49,16 @@ def send_files(connection: Connection, files: Sequence[AskedFile], progress: Pro
 def receive_files(connection: Connection, message: Files) -> None:
     """Put files where they belong, all or none. Raises PreflightRefused, HostCannot, IntegrityError, OSError."""
     files = decode_files(message.content)
-    _check_owners(files)
+    for file in files:
+        here = (("user", find_user_name(file.uid), file.user), ("group", find_group_name(file.gid), file.group))
+        for kind, name, there in here:
+            # It may be what only its owner may read.
+            if name not in ("", there):
+                raise PreflightRefused(
+                    f"{os.fsdecode(file.path)} belongs to the {kind} {there or 'without a name'} on the source, whose "
+                    f"number is that of {name} here",
+                    hint="copy it there yourself: rsync -t",
+                )
     regular = [file for file in files if not file.is_directory]
     with Placement() as placement:
         directories = [_open_above(placement, file) for file in files]
@@ -134,19 +143,6 @@ def _make_change_error(file: AskedFile, change: str = "has changed") -> DumpFail
     return DumpFailed(
         f"{file.name} {change} since the check", state=KEEPS_RUNNING, hint=f"run the command again{meanwhile}"
     )
-
-
-def _check_owners(files: Sequence[SentFile]) -> None:
-    """Raise PreflightRefused if a file would belong to somebody else here: it may be what only its owner may read."""
-    for file in files:
-        here = (("user", find_user_name(file.uid), file.user), ("group", find_group_name(file.gid), file.group))
-        for kind, name, there in here:
-            if name not in ("", there):
-                raise PreflightRefused(
-                    f"{os.fsdecode(file.path)} belongs to the {kind} {there or 'without a name'} on the source, whose "
-                    f"number is that of {name} here",
-                    hint="copy it there yourself: rsync -t",
-                )
 
 
 def _open_above(placement: Placement, file: SentFile) -> int:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from crckpt.causes import cause
 from crckpt.causes.catalogue import CATALOGUE
+from crckpt.migrate.preflight.answers import look_for_files
 from crckpt.migrate.preflight.judge import plan_restore
 from crckpt.migrate.preflight.judge_files import JudgedFiles, LocalFile, judge_files
-from crckpt.migrate.preflight.look import look_for_files
 from crckpt.migrate.preflight.questions import MoveQuestions
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.requirements import HostResources

@@ -13,7 +13,7 @@ import pytest
 from entering import PROGRAMS
 from msgspec.structs import replace
 
-from crckpt.migrate.preflight.look import look_for_files
+from crckpt.migrate.preflight.answers import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile
 
 pytestmark = pytest.mark.usefixtures("is_root")
@@ -22,7 +22,7 @@ _PROGRAM = """
 import ctypes, os, sys
 from pathlib import Path
 sys.path.insert(0, {support!r})
-from crckpt.migrate.preflight.look import look_for_files
+from crckpt.migrate.preflight.answers import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile
 
 libc = ctypes.CDLL(None, use_errno=True)

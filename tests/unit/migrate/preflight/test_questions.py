@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.migrate.preflight import questions as module
-from crckpt.migrate.preflight.answers import decode_answers
-from crckpt.migrate.preflight.look import look_for_files
+from crckpt.migrate.preflight.answers import decode_answers, look_for_files
 from crckpt.migrate.preflight.questions import MoveQuestions, decode_questions, encode_questions
 
 pytestmark = pytest.mark.usefixtures("is_root")
