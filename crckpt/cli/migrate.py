@@ -151,7 +151,7 @@ def migrate(
         emit(document, lines, is_answer=True)
         return
     if resume is not None:
-        from crckpt.migrate.session import resume as perform_resume
+        from crckpt.migrate.resume import resume as perform_resume
 
         ended = perform_resume(MoveId(resume), context, source_is_gone=source_is_gone)
         document = migrate_output.resume_document(ended)

@@ -19,6 +19,7 @@ from crckpt.helper.kinds import HelperKind
 from crckpt.host.process import run
 
 _MOST_TRIES: Final = 100
+_NOWHERE: Final = Path(os.devnull)
 
 
 class StartedHelper(Channel):
@@ -40,7 +41,14 @@ class StartedHelper(Channel):
 
 
 def start_helper(
-    kind: HelperKind, *words: str, keep: Sequence[int] = (), taken: Collection[int] = (), command: Sequence[str] = ()
+    kind: HelperKind,
+    *words: str,
+    keep: Sequence[int] = (),
+    taken: Collection[int] = (),
+    command: Sequence[str] = (),
+    within: Sequence[str] = (),
+    output: Path = _NOWHERE,
+    own_session: bool = True,
 ) -> StartedHelper:
     """Start a helper with these words. It inherits `keep`, and its PID is none of `taken`. Raises HostCannot.
 
@@ -54,10 +62,11 @@ def start_helper(
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             number = theirs.fileno()
             argv, package = (*command, str(number), *words), Path(__file__).parents[2]
+            keeps = (number, *keep)
             try:
                 # Closed here once the helper has it: so its end is the end of the channel.
                 with theirs:
-                    child = run.start(argv, output=Path(os.devnull), keep=(number, *keep), python_path=package)
+                    child = run.start(argv, output=output, own_session=own_session, keep=keeps, python_path=package)
             except BaseException:
                 ours.close()
                 raise

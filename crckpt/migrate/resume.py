@@ -7,8 +7,7 @@ another host does not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Final
 
 import msgspec
@@ -35,6 +34,7 @@ from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over
 from crckpt.migrate.source.move import make_in_doubt_error, read_manifest
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.ssh import connected
 from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
@@ -42,9 +42,6 @@ from crckpt.store import Repository
 from crckpt.store.layout import checkpoint_directory, move_name, unreported_name
 from crckpt.store.move_states import find_report_step
 from crckpt.store.moves import Move, advance, mark_reported, read_all_moves, read_move, store_move, take_over
-
-Connect = Callable[[Move], AbstractContextManager[tuple[Connection, messages.Hello]]]
-"""Connects to the other side of a move, and says Hello."""
 
 # Seconds: CRIU decides within moments once its crckpt has died.
 _DECIDED_WITHIN_S: Final = 15.0
@@ -65,11 +62,17 @@ class ResumeResult(Struct, frozen=True):
 
 
 def resume(
-    move_id: MoveId, context: Context, connect: Connect, *, source_is_gone: bool = False, same_process: bool = False
+    move_id: MoveId,
+    context: Context,
+    *,
+    source_is_gone: bool = False,
+    same_process: bool = False,
+    answer_within_s: float | None = None,
 ) -> ResumeResult:
     """Finish the move. `source_is_gone`: the user says that the source will never run the tree again.
 
-    `same_process`: this process began it. Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a
+    `same_process`: this process began it. `answer_within_s`: seconds until the other side must have answered; without
+    them the user may type a password. Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a
     crckpt still works on it, MoveInDoubt if it cannot be finished from here now, and what a restore raises.
     """
     repository = context.repository()
@@ -90,7 +93,7 @@ def resume(
     if move.state != recorded.state and not move.is_replaced:
         move = store_move(repository.backend, take_over(move))
     if move.side == "source":
-        return _resume_source(move, repository, connect)
+        return _resume_source(move, repository, context, answer_within_s)
     return _resume_destination(move, repository, context, source_is_gone=source_is_gone)
 
 
@@ -111,13 +114,18 @@ def _wait_for_criu(move: Move, repository: Repository) -> Move:
     return now
 
 
-def _resume_source(move: Move, repository: Repository, connect: Connect) -> ResumeResult:
+def _resume_source(move: Move, repository: Repository, context: Context, answer_within_s: float | None) -> ResumeResult:
     if move.state == "done":
         return ResumeResult(move, runs_here=False)
     if move.state == "aborted" and move.is_settled:
         return _describe(move, runs_here=not move.is_replaced)
+    crckpt, *store = move.remote
+    remote_store = store[0] if store else None
     try:
-        with connect(move) as (connection, hello):
+        with connected(*(move.peer, crckpt, remote_store, context, repository), answer_within_s=answer_within_s) as (
+            connection,
+            hello,
+        ):
             if move.state == "aborted":
                 move = report_abort(repository, connection, hello, move)
                 return _describe(move, runs_here=not move.is_replaced)

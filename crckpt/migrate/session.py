@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,11 +13,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from crckpt import __version__
-from crckpt.causes import cause
-from crckpt.causes.refusal import preflight_refusal
+from crckpt.causes import cause, preflight_refusal
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
-from crckpt.host import machine, proc
 from crckpt.host.disk import space
 from crckpt.host.steps import limit
 from crckpt.migrate.addresses import check_source, list_source_addresses
@@ -28,12 +25,12 @@ from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import MoveQuestions, encode_questions
 from crckpt.migrate.preflight.report import GateReport, judge_store_space, make_report, plan_sending
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, MoveReport
-from crckpt.migrate.resume import ResumeResult, settle_moves
-from crckpt.migrate.resume import resume as finish_move
+from crckpt.migrate.resume import ResumeResult, resume, settle_moves
 from crckpt.migrate.source.move import move_tree
 from crckpt.migrate.transfer.send_files import send_files
-from crckpt.migrate.wire import messages, ssh
+from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.ssh import connected, make_hello
 from crckpt.migrate.wire.writer import Bandwidth
 from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
@@ -42,7 +39,7 @@ from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.store import Repository, is_blank
-from crckpt.store.moves import Move, read_move
+from crckpt.store.moves import read_move
 
 # Seconds. A crckpt on the other host notices a lost connection only after its patience.
 _FINISH_WITHIN_S: Final = limit("CRCKPT_FINISH_S", 4 * PATIENCE_S)
@@ -165,27 +162,6 @@ def _pass_gate(
     return found
 
 
-def resume(
-    move_id: MoveId,
-    context: Context,
-    *,
-    source_is_gone: bool = False,
-    same_process: bool = False,
-    answer_within_s: float | None = None,
-) -> ResumeResult:
-    """Finish an interrupted move. `answer_within_s`: at most; without it the user may type a password."""
-
-    @contextmanager
-    def connect(move: Move) -> Iterator[tuple[Connection, messages.Hello]]:
-        crckpt, *store = move.remote
-        remote_store = store[0] if store else None
-        repository = context.repository(create=True)
-        with connected(move.peer, crckpt, remote_store, context, repository, answer_within_s=answer_within_s) as found:
-            yield found
-
-    return finish_move(move_id, context, connect, source_is_gone=source_is_gone, same_process=same_process)
-
-
 def serve(context: Context) -> None:
     """Receive processes over the standard input and output, until the source ends the connection."""
     # Nothing else may be written there.
@@ -197,7 +173,7 @@ def serve(context: Context) -> None:
         hello = connection.receive(messages.Hello)
         try:
             repository = stack.enter_context(_opened_store(context, is_check=hello.is_check))
-            connection.send(_make_hello(context, repository))
+            connection.send(make_hello(context, repository))
             destination = Destination(context, repository, connection, hello)
         except (CrckptError, OSError) as error:
             failure = to_crckpt_error(error, HostCannot, f"the store {context.store}")
@@ -218,31 +194,6 @@ def _opened_store(context: Context, *, is_check: bool) -> Iterator[Repository]:
         yield Repository.open(Path(directory) / "store", create=True)
 
 
-@contextmanager
-def connected(
-    host: str,
-    crckpt: str,
-    store: str | None,
-    context: Context,
-    repository: Repository,
-    *,
-    bandwidth: Bandwidth | None = None,
-    answer_within_s: float | None = None,
-    is_check: bool = False,
-) -> Iterator[tuple[Connection, messages.Hello]]:
-    """Start the other side, and exchange Hellos; yields the connection and its Hello."""
-    with (
-        ssh.started(host, crckpt, store, show=_show_ssh_output, ssh=ssh.adapt_to_configuration(host)) as remote,
-        Connection(
-            remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
-        ) as connection,
-    ):
-        connection.send(replace(_make_hello(context, repository), is_check=is_check))
-        hello = connection.receive(messages.Hello, timeout=answer_within_s)
-        remote.note_answer()
-        yield connection, hello
-
-
 def _connected_for(
     request: MigrateRequest, context: Context, repository: Repository
 ) -> AbstractContextManager[tuple[Connection, messages.Hello]]:
@@ -251,33 +202,4 @@ def _connected_for(
         *(request.host, request.remote_crckpt, request.remote_store, context, repository),
         bandwidth=Bandwidth(request.bandwidth, clock) if request.bandwidth is not None else None,
         is_check=request.check,
-    )
-
-
-def _show_ssh_output(text: str) -> None:
-    """Show what ssh writes while it may ask for a password."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
-def _make_hello(context: Context, repository: Repository) -> messages.Hello:
-    try:
-        criu = context.criu().version
-    except HostCannot:
-        criu = ""
-    host = machine.describe_host(criu, "")
-    return messages.Hello(
-        protocol=messages.PROTOCOL,
-        version=__version__,
-        hostname=host.hostname,
-        boot_id=proc.boot_id(),
-        uptime_s=proc.uptime_ticks() / os.sysconf("SC_CLK_TCK"),
-        time_s=time.time(),
-        arch=host.arch,
-        kernel=host.kernel,
-        cpu_features=host.cpu_features,
-        criu_version=criu,
-        highest_sequence=repository.highest_sequence(),
-        store=f"{repository.id} {machine.read_machine_id()}",
-        free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
     )

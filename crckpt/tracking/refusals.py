@@ -23,7 +23,8 @@ OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
 FOREIGN_USERFAULTFD: Final = (
     "another process's userfaultfd manages its memory, perhaps that of a lost tracker: crckpt ps"
 )
-_NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
+NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
+"""The bits of a process that was refused so must not be reset: another one needs them."""
 
 # Through these, a device may write into the memory of the program (DMA).
 _DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
@@ -44,11 +45,6 @@ def find_criu_refusal(criu: Path, tracker: str) -> str:
     else:
         reason = (check.output.strip().splitlines() or [f"status {check.status}"])[-1]
     return f"{criu} does not load crckpt's preload library: {reason}"
-
-
-def forbids_reset(refusal: str) -> bool:
-    """Return whether the bits of a process that was refused so must not be reset: another one needs them."""
-    return refusal in _NO_RESET
 
 
 def find_userfaultfds(pid: int) -> tuple[int, ...]:

@@ -226,7 +226,7 @@ class Tracker:
         """Return why the bits must not be reset, or an empty string."""
         # Another tracker needs them, or something writes memory unseen.
         for pid, member in self._members.items():
-            if isinstance(member.attachment, str) and refusals.forbids_reset(member.attachment):
+            if isinstance(member.attachment, str) and member.attachment in refusals.NO_RESET:
                 return _clause(pid, member.attachment)
         return refusals.find_unseen_writer(self._members)
 

@@ -154,7 +154,10 @@ class _Moves:
             move.end()
             outcome = move.read_outcome(self._repository)
             self._end(outcome)
-            self._unconnected = self._unconnected + 1 if move.is_unconnected(self._host) else 0
+            # An error that the other host has sent begins with it.
+            error = move.error
+            is_unconnected = error and error.code in _OF_CONNECTION and not error.message.startswith(f"{self._host}: ")
+            self._unconnected = self._unconnected + 1 if is_unconnected else 0
             if self._unconnected >= _MOST_UNCONNECTED:
                 # Each would try for seconds, and find the same.
                 self._leave_waiting(
@@ -186,7 +189,7 @@ class _Move:
             os.set_blocking(descriptor, False)
         self._last_line = ""
         self._status = 0
-        self._error: _Error | None = None
+        self.error: _Error | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -226,17 +229,12 @@ class _Move:
         if document.result is not None:
             is_check = bool(document.result.get("check"))
             return _make_outcome(self.job, "movable" if is_check else "moved", result=document.result)
-        self._error = error = document.error
+        self.error = error = document.error
         if error is None:
             return self._look_up(repository)
         outcome = _BY_CODE.get(error.code, "stayed")
         why = _INTERRUPTED if error.code == Interrupted.exit_code else error.message
         return _make_outcome(self.job, outcome, why, error.hint, error.causes)
-
-    def is_unconnected(self, host: str) -> bool:
-        """Return whether the move failed because of the connection. An error that `host` has sent begins with it."""
-        error = self._error
-        return error is not None and error.code in _OF_CONNECTION and not error.message.startswith(f"{host}: ")
 
     def _look_up(self, repository: Repository) -> MoveOutcome:
         """Find where the tree of a crckpt that was killed is."""

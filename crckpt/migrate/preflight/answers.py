@@ -218,8 +218,14 @@ def answer(
 
 def compare(files: tuple[AskedFile, ...]) -> tuple[int, ...]:
     """Find which files of the source, as they are there now, are the same here; return their ids."""
-    here = look_for_files(files)
-    return tuple(file.id for file in files if file.id in here and here[file.id].is_copy_of(file))
+    known = look_for_files(files)
+    found = ((file, here, here.state) for file in files if (here := known.get(file.id)) is not None)
+    return tuple(
+        file.id
+        for file, here, state in found
+        # The digest is empty if the content was not read.
+        if state is not None and (state.size, here.modified, here.digest) == (file.size, file.modified, file.digest)
+    )
 
 
 def decode_answers(content: bytes) -> MoveAnswers:

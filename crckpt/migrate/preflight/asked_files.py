@@ -125,7 +125,9 @@ class FileAsker:
         left = MOST_READ
         found = []
         for asked in self._asked.values():
-            if is_compared_by_content(asked) and asked.size <= left:
+            # A build-id tells builds apart. What is on shared storage is the same file.
+            is_told = bool(asked.removed or asked.build_id or asked.shared_by)
+            if stat.S_ISREG(asked.mode) and not is_told and asked.size <= min(LARGEST_READ, left):
                 left -= asked.size
                 # The program may have put a device or a FIFO there since.
                 with suppress(OSError), regular_opened(self._links[asked.id]) as file:
@@ -204,10 +206,3 @@ def limit_time(nanoseconds: int) -> int:
     """Return the time of a file as messages can have it."""
     # A user can set any year, on tmpfs up to 64 bits of seconds.
     return max(-_LARGEST_TIME, min(nanoseconds, _LARGEST_TIME))
-
-
-def is_compared_by_content(asked: AskedFile) -> bool:
-    """Return whether source and destination compare a digest of this file, if they read it."""
-    # A build-id tells builds apart. What is on shared storage is the same file.
-    is_regular = stat.S_ISREG(asked.mode)
-    return is_regular and not (asked.removed or asked.build_id or asked.shared_by) and asked.size <= LARGEST_READ

@@ -28,7 +28,7 @@ from crckpt.images.other_files import Watch
 from crckpt.images.regfile import GHOST, RegularFile, Remap, ghost_image
 from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
 from crckpt.images.tty import Terminal, TerminalInfo
-from crckpt.migrate.preflight.judge_files import LocalFile, find_completed, is_shared, judge_files
+from crckpt.migrate.preflight.judge_files import LocalFile, is_completed, is_shared, judge_files
 from crckpt.migrate.preflight.questions import AskedProcess, AskedTerminal, MoveQuestions
 from crckpt.migrate.wire.messages import Findings
 from crckpt.model import PAGE_SIZE, Count
@@ -104,15 +104,15 @@ def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> 
     if survey.store_free < questions.memory:
         needed, free = mebibytes(questions.memory), mebibytes(survey.store_free)
         warnings.append(cause("move-space").finding(needed=needed, free=free, directory=survey.store))
-    known = {file.id: survey.files.get(file.id) for file in questions.files if not file.removed}
-    lacking = tuple(number for number, here in known.items() if here is not None and here.is_missing)
-    logs = tuple(find_completed(questions, planned, survey.files))
-    shared = tuple(
-        file.id
-        for file in questions.files
-        if (here := survey.files.get(file.id)) is not None and (here.is_same or is_shared(file, here))
-    )
-    return Judgement(distinct(blockers), distinct(warnings), lacking, logs, shared)
+    lacking, logs, shared = [], [], []
+    for file, here in ((file, survey.files[file.id]) for file in questions.files if file.id in survey.files):
+        if here.is_missing and not file.removed:
+            lacking.append(file.id)
+        if here.is_same or is_shared(file, here):
+            shared.append(file.id)
+        if here.state is not None and not planned.tree.is_apart("mnt") and is_completed(questions, file, here):
+            logs.append((file.id, here.state.size))
+    return Judgement(distinct(blockers), distinct(warnings), tuple(lacking), tuple(logs), tuple(shared))
 
 
 def _without_arriving(questions: MoveQuestions, planned: PlannedRestore, host: HostState) -> HostState:

@@ -51,11 +51,6 @@ class LocalFile(Struct, frozen=True):
     local_locks: frozenset[LockKind] = frozenset()
     why: str = ""
 
-    def is_copy_of(self, asked: AskedFile) -> bool:
-        """Whether size, time and content are those of a file of the source; the content only if that was read."""
-        is_same = self.state is not None and (self.state.size, self.modified) == (asked.size, asked.modified)
-        return is_same and self.digest == asked.digest
-
     @property
     def is_missing(self) -> bool:
         """Whether there is surely no file."""
@@ -114,7 +109,7 @@ def _judge_all(
             unasked += 1
         elif here.problem:
             yield cause(_PROBLEMS[here.problem]).finding(**values)
-        elif not (here.is_same or is_shared(question, here) or _is_completed(questions, question, here)):
+        elif not (here.is_same or is_shared(question, here) or is_completed(questions, question, here)):
             found = {finding.key for finding in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
@@ -144,17 +139,7 @@ def _find_shared_locks(
             yield cause("lock-everywhere").finding(path=file.name, use=uses.get(number, "opened"))
 
 
-def find_completed(
-    questions: MoveQuestions, planned: PlannedRestore, files: dict[int, LocalFile]
-) -> Iterator[tuple[int, int]]:
-    """Find the logs to which the source appends what they lack: the id and the size here of each."""
-    for asked in questions.files if not planned.tree.is_apart("mnt") else ():
-        here = files.get(asked.id)
-        if here is not None and here.state is not None and _is_completed(questions, asked, here):
-            yield asked.id, here.state.size
-
-
-def _is_completed(questions: MoveQuestions, asked: AskedFile, here: LocalFile) -> bool:
+def is_completed(questions: MoveQuestions, asked: AskedFile, here: LocalFile) -> bool:
     """Return whether the source appends to this log what it lacks; then both compare its begin and its owner."""
     is_shorter = here.state is not None and stat.S_ISREG(here.state.mode) and here.state.size <= asked.size
     return questions.sends_files and asked.is_log and is_shorter

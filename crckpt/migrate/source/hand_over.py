@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 import stat
 import time
 from collections.abc import Callable, Container, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +18,7 @@ from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.packets import Capture
 from crckpt.host.proc.file_users import list_writable
+from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
@@ -243,26 +242,21 @@ class TreeEnd:
     """The end of all processes of a tree that is frozen now: CRIU kills them after the commit, and does not wait."""
 
     def __init__(self, tree: proc.Tree) -> None:
-        """Open pidfds, of the first processes: they report the end at once. Raises OSError."""
+        """Open pidfds, of the first processes: they report the end at once."""
         self._others = tree.processes[_MOST_PIDFDS:]
-        self._pidfds: list[int] = []
-        for process in tree.processes[:_MOST_PIDFDS]:
-            with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
-                self._pidfds.append(os.pidfd_open(process.pid))
+        # A zombie that its frozen parent has not reaped has a pidfd, too.
+        self._held = [HeldProcess(process.pid) for process in tree.processes[:_MOST_PIDFDS]]
 
     def wait(self) -> None:
         """Wait until every process has ended, reaped or not. Raises DumpFailed if one does not end."""
         until = time.monotonic() + _WITHIN_S
         error = DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
-        for descriptor in self._pidfds:
-            # Not select(2): it takes no descriptor above 1023.
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+        for process in self._held:
+            if not process.ends_within(until - time.monotonic()):
                 raise error
-            os.close(descriptor)
-        for process in self._others:
-            while process.identity.find() is not None:
+            process.close()
+        for other in self._others:
+            while other.identity.find() is not None:
                 if time.monotonic() >= until:
                     raise error
                 time.sleep(_LOOK_S)

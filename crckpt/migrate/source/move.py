@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, preflight_refusal
 from crckpt.causes.finding import distinct
-from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import (
     NOT_MADE,
     TREE_RUNS,
@@ -40,15 +39,13 @@ from crckpt.migrate.source.rounds import (
     check_budget,
     estimate_downtime,
     explain_end,
-    guess_written_per_s,
     measure_round,
-    record_round,
     rounds_removed,
 )
 from crckpt.migrate.transfer.send_tails import SentLogs
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.model import CheckpointId, JobName, Pid
+from crckpt.model import PAGE_SIZE, CheckpointId, JobName, Pid
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
@@ -57,7 +54,7 @@ from crckpt.ops.failures import to_crckpt_error
 from crckpt.store import Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
-from crckpt.store.moves import Move, begin_move, mark_reported, read_move
+from crckpt.store.moves import MOST_ROUNDS, Move, begin_move, mark_reported, read_move, store_move
 
 _ABORTED_WITHIN_S: Final = 10.0
 # What a dump says of a tree that runs. The checkpoints of the rounds were made.
@@ -236,7 +233,9 @@ def _copy_rounds(
         )
         checkpoint = taken.checkpoint
         assert checkpoint is not None
-        record_round(source, checkpoint.id)
+        # It is removed after the move, or after the next one.
+        kept = (*source.move.rounds, checkpoint.id)[-MOST_ROUNDS:]
+        source.move = store_move(source.repository.backend, replace(source.move, rounds=kept))
         dumped, sent = time.monotonic(), source.connection.sent_bytes
         source.offer_packs_of(checkpoint, report.sending)
         # Each is at least as long there as the checkpoint says.
@@ -253,7 +252,10 @@ def _copy_rounds(
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)
         before = taken
-        written_per_s = last.written_per_s if len(rounds) > 1 else guess_written_per_s(taken)
+        written_per_s, copies = last.written_per_s, taken.pre_copy
+        if len(rounds) == 1 and copies is not None and copies.rounds and taken.lineage is not None:
+            # The first dump has rounds of CRIU's own.
+            written_per_s = taken.lineage.written_pages * PAGE_SIZE / (copies.rounds[-1].ms / 1000)
         downtime = estimate_downtime(rounds, written_per_s, is_lazy=request.options.lazy is not None)
         spent, frozen_ms = time.monotonic() - began, last.frozen_s * 1000
         summaries.append(

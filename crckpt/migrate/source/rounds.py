@@ -14,10 +14,9 @@ from crckpt.causes import mebibytes
 from crckpt.errors import KEEPS_RUNNING, CrckptError, Interrupted, PreflightRefused
 from crckpt.migrate.request import MigrateRequest
 from crckpt.migrate.source.hand_over import SourceMove
-from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.dump.result import DumpResult
 from crckpt.store.layout import manifest_name
-from crckpt.store.moves import MOST_ROUNDS, store_move
+from crckpt.store.moves import store_move
 
 # A restore there without its memory, and the messages around it, take as long as a round takes here without storing
 # and sending: both start CRIU, and look at the same tree. This is before the first such round, in seconds.
@@ -73,13 +72,6 @@ def measure_round(taken: DumpResult, dump_s: float, before: DumpResult | None, s
         max(began - last, 0) if last is not None else None,
         max(time.time() - began, 0),
     )
-
-
-def guess_written_per_s(first: DumpResult) -> float | None:
-    """Guess from the first dump, which has rounds of CRIU's own, how many bytes the tree writes per second, at most."""
-    if first.pre_copy is None or not first.pre_copy.rounds or first.lineage is None:
-        return None
-    return first.lineage.written_pages * PAGE_SIZE / (first.pre_copy.rounds[-1].ms / 1000)
 
 
 class Downtime(Struct, frozen=True):
@@ -143,12 +135,6 @@ def check_budget(request: MigrateRequest, downtime: Downtime) -> None:
 
 # Seconds.
 _REMOVED_WITHIN_S: Final = 1.0
-
-
-def record_round(source: SourceMove, checkpoint: CheckpointId) -> None:
-    """Record that a checkpoint is of a round: it is removed after the move, or after the next one."""
-    rounds = (*source.move.rounds, checkpoint)[-MOST_ROUNDS:]
-    source.move = store_move(source.repository.backend, replace(source.move, rounds=rounds))
 
 
 @contextmanager

@@ -168,8 +168,11 @@ class Connection:
     def _put(self, content: bytes) -> None:
         # The frames of a message follow each other.
         with interrupts_deferred(), self._putting:
-            for header, payload in frames.cut_message(content):
-                self._writer.put(header, payload, is_data=False)
+            left = memoryview(content)
+            while len(left) > frames.MOST_DATA:
+                self._writer.put(*frames.make_frame(frames.PART, left[: frames.MOST_DATA]), is_data=False)
+                left = left[frames.MOST_DATA :]
+            self._writer.put(*frames.make_frame(frames.MESSAGE, left), is_data=False)
 
     def send_data(self, channel: int, content: memoryview | bytes) -> None:
         """Send up to `data_bytes`, which must not change any more; compressed if that pays. Raises as `send`."""

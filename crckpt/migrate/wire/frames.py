@@ -14,7 +14,6 @@ from __future__ import annotations
 import struct
 import time
 import zlib
-from collections.abc import Iterator
 from typing import Final
 
 import zstandard
@@ -40,7 +39,7 @@ _BEGIN: Final = struct.Struct("<IBH")
 _HEADER: Final = struct.Struct("<IBHI")
 HEADER_BYTES: Final = _HEADER.size
 
-_NAMES: Final = {
+NAMES: Final = {
     MESSAGE: "a message",
     DATA: "data",
     PART: "a part of a message",
@@ -65,22 +64,13 @@ class BadFrame(ValueError):
 def make_frame(kind: int, payload: bytes | memoryview = b"", channel: int = 0) -> tuple[bytes, bytes | memoryview]:
     """Return the header of a frame, and its payload."""
     header = Header(len(payload), kind, channel, 0)
-    return _HEADER.pack(len(payload), kind, channel, _checksum(header, payload)), payload
-
-
-def cut_message(content: bytes) -> Iterator[tuple[bytes, bytes | memoryview]]:
-    """Cut an encoded message into frames."""
-    left = memoryview(content)
-    while len(left) > MOST_DATA:
-        yield make_frame(PART, left[:MOST_DATA])
-        left = left[MOST_DATA:]
-    yield make_frame(MESSAGE, left)
+    return _HEADER.pack(len(payload), kind, channel, make_checksum(header, payload)), payload
 
 
 def read_header(content: bytes | memoryview) -> Header:
     """Decode a header. Raises BadFrame for one that nobody sends: its payload must not be read."""
     header = Header(*_HEADER.unpack(content))
-    name = _NAMES.get(header.kind)
+    name = NAMES.get(header.kind)
     if name is None:
         raise BadFrame(f"a frame of the unknown kind {header.kind}")
     if header.length > MOST_PAYLOAD:
@@ -92,13 +82,8 @@ def read_header(content: bytes | memoryview) -> Header:
     return header
 
 
-def check_payload(header: Header, payload: bytes | memoryview) -> None:
-    """Raise BadFrame if the payload is not what was sent."""
-    if _checksum(header, payload) != header.crc:
-        raise BadFrame(f"{_NAMES[header.kind]} with a wrong checksum")
-
-
-def _checksum(header: Header, payload: bytes | memoryview) -> int:
+def make_checksum(header: Header, payload: bytes | memoryview) -> int:
+    """Make the CRC of a frame."""
     return zlib.crc32(payload, zlib.crc32(_BEGIN.pack(header.length, header.kind, header.channel)))
 
 

@@ -97,7 +97,8 @@ class ConnectionReader:
         while True:
             payload = buffer[: header.length]
             self._read_into(payload)
-            frames.check_payload(header, payload)
+            if frames.make_checksum(header, payload) != header.crc:
+                raise frames.BadFrame(f"{frames.NAMES[header.kind]} with a wrong checksum")
             if header.kind == frames.DATA:
                 self._take_data(header.channel, payload)
             elif header.kind == frames.PACKED:

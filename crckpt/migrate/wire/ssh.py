@@ -1,4 +1,4 @@
-"""Start `crckpt receive` on another host by ssh, and say why it has ended."""
+"""Start `crckpt receive` on another host by ssh, exchange Hellos, and say why it has ended."""
 
 from __future__ import annotations
 
@@ -7,15 +7,27 @@ import re
 import select
 import shlex
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from msgspec.structs import replace
+
+from crckpt import __version__
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt, RemoteError, UsageError
+from crckpt.host import machine, proc
+from crckpt.host.disk import space
 from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.connection_errors import ALLOW_COMMANDS
+from crckpt.migrate.wire.writer import Bandwidth
+from crckpt.ops.context import Context
+from crckpt.store import Repository
 
 # The user's configuration, keys and agent are used as they are. Without a terminal on the host; options of the
 # configuration that would use the connection otherwise do not apply, as in scp(1): with our agent or display, root over
@@ -303,3 +315,58 @@ def check_host(host: str) -> str:
             hint=f"type ssh://{host}; or set Port in ~/.ssh/config",
         )
     return host
+
+
+@contextmanager
+def connected(
+    host: str,
+    crckpt: str,
+    store: str | None,
+    context: Context,
+    repository: Repository,
+    *,
+    bandwidth: Bandwidth | None = None,
+    answer_within_s: float | None = None,
+    is_check: bool = False,
+) -> Iterator[tuple[Connection, messages.Hello]]:
+    """Start the other side, and exchange Hellos; yields the connection and its Hello."""
+    with (
+        started(host, crckpt, store, show=_show_ssh_output, ssh=adapt_to_configuration(host)) as remote,
+        Connection(
+            remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
+        ) as connection,
+    ):
+        connection.send(replace(make_hello(context, repository), is_check=is_check))
+        hello = connection.receive(messages.Hello, timeout=answer_within_s)
+        remote.note_answer()
+        yield connection, hello
+
+
+def _show_ssh_output(text: str) -> None:
+    """Show what ssh writes while it may ask for a password."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def make_hello(context: Context, repository: Repository) -> messages.Hello:
+    """Describe this host and its store to the other side."""
+    try:
+        criu = context.criu().version
+    except HostCannot:
+        criu = ""
+    host = machine.describe_host(criu, "")
+    return messages.Hello(
+        protocol=messages.PROTOCOL,
+        version=__version__,
+        hostname=host.hostname,
+        boot_id=proc.boot_id(),
+        uptime_s=proc.uptime_ticks() / os.sysconf("SC_CLK_TCK"),
+        time_s=time.time(),
+        arch=host.arch,
+        kernel=host.kernel,
+        cpu_features=host.cpu_features,
+        criu_version=criu,
+        highest_sequence=repository.highest_sequence(),
+        store=f"{repository.id} {machine.read_machine_id()}",
+        free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
+    )

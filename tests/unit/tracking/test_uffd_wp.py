@@ -12,6 +12,7 @@ from entering import StatementRunner, is_registered, list_descriptors, reset
 from tracked import PAGE, at, dump_round, needs_write_protection, tracking
 
 from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
+from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.dump_basis import DumpBasis

@@ -313,7 +313,7 @@ def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> 
     enters = (
         "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.proc import identify\n"
         "from crckpt.helper.calls import taken_userfaultfd\n"
-        "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = taken_userfaultfd.borrow\n"
+        "pid, fifo = int(sys.argv[1]), sys.argv[2]\nreal = taken_userfaultfd.borrow\n"
         "def late(pid, descriptor):\n"
         "    with open(fifo, 'wb') as file: file.write(b'.')\n"
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
