@@ -10,7 +10,7 @@ from command import Crckpt
 from networks import inside
 from oracle import compile_program, find_criu
 from rounds import Target, build_program
-from stopped import ObstructedCriu, orphans_adopted, program
+from stopped_trees import ObstructedCriu, orphans_adopted, program
 from trees import Tree, started
 
 OUTSIDE = Path("/proc/1/fd/9")  # scripts/isolated

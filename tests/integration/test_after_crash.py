@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB, ObstructedCriu, foreground, program, staging, stopped
+from stopped_trees import JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import READY_S, Case, Part, Tree, open_workdir, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import JOB, program, staging
+from stopped_trees import JOB, program, staging
 from trees import Tree, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from command import PROGRAM, Crckpt
 from control_groups import make_group, rule_packets
-from stopped import JOB, orphans_adopted, program, restored_by, stopped
+from stopped_trees import JOB, orphans_adopted, program, restored_by, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
 
 from crckpt.preflight.attribute_record import ATTRIBUTES

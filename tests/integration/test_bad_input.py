@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cases import CASES
 from command import PROGRAM, Crckpt
-from moments import assert_runs_on, manifests
+from dump_moments import assert_runs_on, manifests
 from trees import PROGRAMS, started, wait_for
 
 USAGE, STORE, UNKNOWN, ENDED, HOST, REFUSED = 2, 10, 12, 14, 20, 24

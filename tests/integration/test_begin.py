@@ -9,7 +9,7 @@ import psutil
 import pytest
 from cases import CASES
 from command import Crckpt
-from moments import (
+from dump_moments import (
     ENDS_WITHIN_S,
     MOMENTS,
     assert_runs_on,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import PROJECT
+from checkout import PROJECT
 
 PATH = ":".join(str(PROJECT / folder) for folder in ("scripts", "tests/lab", "tests/programs"))
 

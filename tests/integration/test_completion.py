@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from checkout import TESTS
 from command import PROGRAM, Crckpt
-from places import TESTS
 
 STORE = TESTS / "data/store-with-xxh3"
 SHELLS = {

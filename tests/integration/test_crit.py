@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 import pytest
+from checkout import TESTS
 from command import PROGRAM
 from msgspec import Struct
-from places import TESTS
 
 from crckpt.images import core, other_files, pipes, sockets, tty
 from crckpt.images.core import Rights, read_core

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from places import PROJECT
+from checkout import PROJECT
 from trees import wait_for
 
 ROOT = PROJECT

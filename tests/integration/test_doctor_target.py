@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from cases import CASES
 from command import PROGRAM, Crckpt
-from stopped import BY_NAME
+from stopped_trees import BY_NAME
 from trees import PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context

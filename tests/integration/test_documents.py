@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from checkout import PROJECT
 from documents.console import needs_systemd, needs_two_hosts, read_steps
 from documents.refresh import run_page
-from places import PROJECT
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 WITH_COMMANDS = [

@@ -18,8 +18,7 @@ import psutil
 import pytest
 from cases import CASES
 from command import Crckpt, network_locks
-from effort import examples
-from moments import (
+from dump_moments import (
     ENDS_WITHIN_S,
     MOMENTS,
     assert_runs_on,
@@ -31,6 +30,7 @@ from moments import (
     wait_ended,
     wait_for_moment,
 )
+from effort import examples
 from trees import PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wait_for
 
 from crckpt.store import Repository, collect_garbage

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from command import PROGRAM, Crckpt
 from remote import Remote, remote
-from stopped import JOB
+from stopped_trees import JOB
 from trees import runs
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB, stopped
+from stopped_trees import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -7,9 +7,9 @@ import re
 from typing import Final
 
 import pytest
+from checkout import TESTS
 from command import Crckpt
-from places import TESTS
-from stopped import JOB, program, restored_by
+from stopped_trees import JOB, program, restored_by
 from trees import Tree, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB, program
+from stopped_trees import BY_NAME, JOB, program
 from trees import NOBODY, PYTHON, Case, started, wait_for
 
 from crckpt.criu.hold import PROGRAM

@@ -9,7 +9,7 @@ import pytest
 from command import Crckpt
 from incremental import NO_TRACKER, dump_incrementally, keeper
 from rounds import Target
-from stopped import JOB
+from stopped_trees import JOB
 
 from crckpt.ops.dump.lineage import ENDED_ON_REQUEST
 from crckpt.tracking.keeper.client import KILLED

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from entering import tracer
+from dump_moments import ENDS_WITHIN_S, orphans_of, wait_ended
 from incremental import NO_TRACKER, dump_incrementally, executable, is_whole, keeper, restore_and_ask, wrapper
-from moments import ENDS_WITHIN_S, orphans_of, wait_ended
 from rounds import Target
+from target_processes import tracer
 from trees import wait_for
 
 from crckpt.criu.find import find

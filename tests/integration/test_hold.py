@@ -13,8 +13,7 @@ import psutil
 import pytest
 from cases import CASES
 from command import Crckpt, network_locks
-from entering import halted
-from moments import (
+from dump_moments import (
     ENDS_WITHIN_S,
     assert_runs_on,
     checkpoints,
@@ -23,6 +22,7 @@ from moments import (
     manifests,
 )
 from small_disk import store_on_disk
+from target_processes import halted
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB
+from stopped_trees import JOB
 from trees import NOBODY, PYTHON, Case, Tree, started
 
 from crckpt.host.process.pidfd import borrow

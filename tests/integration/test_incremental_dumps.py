@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from entering import merging, running, state
+from dump_moments import orphans_of, wait_ended
 from image_sets import flip, pack_path
 from incremental import (
     MIB,
@@ -30,10 +30,10 @@ from incremental import (
     trackers,
     wrapper,
 )
-from moments import orphans_of, wait_ended
 from oracle import PROGRAMS
 from rounds import FEW, PAGE, PAGES, Target
-from stopped import program
+from stopped_trees import program
+from target_processes import merging, running, state
 from trees import PYTHON, READY_S, runs, started, wait_for
 
 from crckpt.criu.find import find

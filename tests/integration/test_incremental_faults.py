@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from entering import FREEZERS, compile_program, frozen, running, state, tracer, wait_for
 from incremental import MIB, NO_TRACKER, dump_incrementally, executable, is_whole, mounted, restore_and_ask, wrapper
 from rounds import PAGE, PAGES, PROGRAM, Target
 from small_disk import mounted_disk
+from target_processes import FREEZERS, compile_program, frozen, running, state, tracer, wait_for
 
 from crckpt.host.disk import space
 from crckpt.host.syscalls import memory_trials

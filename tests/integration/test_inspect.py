@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cases import CASES
 from command import Crckpt
-from entering import running, state
+from target_processes import running, state
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -13,8 +13,8 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from checkout import PROJECT
 from other_user import NOBODY
-from places import PROJECT
 
 CANNOT = 20
 AS_OTHER = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")

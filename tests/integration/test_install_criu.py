@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from checkout import PROJECT, TESTS
 from command import AS_NOBODY, PROGRAM, Crckpt
 from other_user import NOBODY
-from places import PROJECT, TESTS
 from trees import wait_for
 
 pytestmark = pytest.mark.usefixtures("host_network")

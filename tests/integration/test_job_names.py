@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S
+from dump_moments import ENDS_WITHIN_S
 from trees import PYTHON, runs, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from stopped import JOB, program, restored_by, stopped
+from stopped_trees import JOB, program, restored_by, stopped
 from trees import Tree, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -28,7 +28,7 @@ def look(tree: Tree) -> dict[str, Any]:
 @HOW
 def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
     with (
-        stopped(crckpt, program("keeps", "thread-directories", "thread-root")) as tree,
+        stopped(crckpt, program("kept_state", "thread-directories", "thread-root")) as tree,
         restored_by(crckpt, how) as warnings,
     ):
         found = look(tree)
@@ -41,7 +41,7 @@ def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
 
 def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
     """The thread would leave its root directory."""
-    with stopped(crckpt, program("keeps", "thread-root")) as tree:
+    with stopped(crckpt, program("kept_state", "thread-root")) as tree:
         (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
         error = crckpt.run("restore", JOB, "--detach", status=23).err
         assert "its own working directory, root and umask" in error
@@ -58,7 +58,7 @@ def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
     ],
 )
 def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name: str, what: str) -> None:
-    with started(program("keeps", name)) as tree:
+    with started(program("kept_state", name)) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "--dry-run"), ("dump", str(tree.pid))):
             result = crckpt.run(*words, status=REFUSED)
             assert f"of process {tree.pid} (python3) has its own {what}" in result.out + result.err
@@ -68,13 +68,13 @@ def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name:
 @HOW
 def test_renamed_socket_keeps_its_name(crckpt: Crckpt, how: str) -> None:
     """The first name was gone, and is gone again."""
-    with stopped(crckpt, program("keeps", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
+    with stopped(crckpt, program("kept_state", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["renamed-socket"] == [False, "name.tmp"]
         assert warnings == []
 
 
 def test_renamed_socket_takes_no_name_in_use(crckpt: Crckpt) -> None:
-    with stopped(crckpt, program("keeps", "renamed-socket")) as tree:
+    with stopped(crckpt, program("kept_state", "renamed-socket")) as tree:
         (tree.workdir / "name").unlink()
         (tree.workdir / "name").write_text("another file")
         warnings = crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
@@ -84,14 +84,14 @@ def test_renamed_socket_takes_no_name_in_use(crckpt: Crckpt) -> None:
 
 @HOW
 def test_wall_clock_timer_is_not_late(crckpt: Crckpt, how: str) -> None:
-    with stopped(crckpt, program("keeps", "wall-clock-timer")) as tree, restored_by(crckpt, how):
+    with stopped(crckpt, program("kept_state", "wall-clock-timer")) as tree, restored_by(crckpt, how):
         found = look(tree)["wall-clock-timer"]
         assert abs(found["late"]) < found["paused"] / 4
         assert found["interval"] == 7
 
 
 def test_running_dump_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
-    with started(program("keeps", "wall-clock-timer")) as tree:
+    with started(program("kept_state", "wall-clock-timer")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         tree.end()
         tree.wait_gone()
@@ -102,7 +102,7 @@ def test_running_dump_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
 
 def test_ldt_segments_are_restored(crckpt: Crckpt) -> None:
     """Wine uses such segments. The words of one at 0x1000, and of one that is not present, are restored."""
-    with stopped(crckpt, program("keeps", "segments")) as tree, restored_by(crckpt, "detached") as warnings:
+    with stopped(crckpt, program("kept_state", "segments")) as tree, restored_by(crckpt, "detached") as warnings:
         present, absent = "ff0f0010", "ffff0000"
         assert look(tree)["segments"] == ["", "", "", present + "00f34000", "", absent + "0073cf00"]
         assert warnings == []
@@ -112,25 +112,25 @@ TERMINAL = {"output": "out\r\nin^\b^C\r\n", "input": "in\x03\n", "settings": Tru
 
 
 def test_unread_terminal_bytes_are_restored(crckpt: Crckpt) -> None:
-    with stopped(crckpt, program("keeps", "terminal")) as tree, restored_by(crckpt, "detached"):
+    with stopped(crckpt, program("kept_state", "terminal")) as tree, restored_by(crckpt, "detached"):
         assert look(tree)["terminal"] == TERMINAL
 
 
 def test_exclusive_terminal_stays_exclusive(crckpt: Crckpt) -> None:
-    with stopped(crckpt, program("keeps", "exclusive-terminal")) as tree, restored_by(crckpt, "detached"):
+    with stopped(crckpt, program("kept_state", "exclusive-terminal")) as tree, restored_by(crckpt, "detached"):
         assert look(tree)["exclusive-terminal"] == 1
 
 
 def test_dump_keeps_unread_bytes_of_a_terminal(crckpt: Crckpt) -> None:
     """CRIU reads them, and writes them back."""
-    with started(program("keeps", "terminal")) as tree:
+    with started(program("kept_state", "terminal")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         assert look(tree)["terminal"] == TERMINAL
 
 
 @HOW
 def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
-    with stopped(crckpt, program("keeps", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
+    with stopped(crckpt, program("kept_state", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["hung-up-terminal"] == [True, False, False]
         assert warnings == []
 
@@ -149,7 +149,7 @@ def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
 def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str, what: str) -> None:
     """They are reported before the program is ended, and the program keeps running."""
     words = ("--tcp", "close") if name == "pending-error" else ()
-    with started(program("keeps", name)) as tree:
+    with started(program("kept_state", name)) as tree:
         doctor = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
         assert f"PID {tree.pid} can be checkpointed, but not without loss" in doctor
         assert what in doctor
@@ -168,7 +168,7 @@ def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str
 
 def test_message_queued_behind_the_first_is_found_in_the_freeze(crckpt: Crckpt) -> None:
     """Before the freeze, only the first message can be examined without side effects."""
-    with started(program("keeps", "second-datagram")) as tree:
+    with started(program("kept_state", "second-datagram")) as tree:
         assert "sender's address" not in crckpt.run("doctor", str(tree.pid)).out
         error = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
         assert "the sender's address of messages that it has not read yet" in error
@@ -178,7 +178,7 @@ def test_message_queued_behind_the_first_is_found_in_the_freeze(crckpt: Crckpt) 
 
 def test_unread_output_of_an_ended_program_is_reported(crckpt: Crckpt) -> None:
     """The program at the other end has ended."""
-    with started(program("keeps", "last-words")) as tree:
+    with started(program("kept_state", "last-words")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
         assert "does not save the unread data" in " ".join(words)
         assert "(terminal)" in " ".join(words)
@@ -186,13 +186,13 @@ def test_unread_output_of_an_ended_program_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_timer_that_may_be_late_is_a_warning(crckpt: Crckpt) -> None:
-    with started(program("keeps", "posix-timer")) as tree:
+    with started(program("kept_state", "posix-timer")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
         assert f"process {tree.pid} (python3) has a timer of the wall clock" in " ".join(words)
 
 
 def test_file_without_a_name_is_reported(crckpt: Crckpt) -> None:
-    with started(program("keeps", "unnamed-file")) as tree:
+    with started(program("kept_state", "unnamed-file")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
         assert "O_TMPFILE" in " ".join(words)
         tree.wait_gone()

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 from command import Crckpt
 from control_groups import make_group
-from stopped import JOB, stopped
+from stopped_trees import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree, started
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from checkout import SUPPORT
 from command import Crckpt
-from places import SUPPORT
-from stopped import JOB
+from stopped_trees import JOB
 from trees import PROGRAMS, PYTHON, wait_for
 
 from crckpt.host import proc

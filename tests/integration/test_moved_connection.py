@@ -12,7 +12,7 @@ import pytest
 from command import Crckpt
 from networks import DEVICE, WITHIN_S, Capture, Lan, Talker, lan
 from remote import remote
-from stopped import JOB
+from stopped_trees import JOB
 from trees import wait_for
 
 from crckpt.helper.address_guard.client import guarded_addresses

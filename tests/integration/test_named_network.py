@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S, kill_below
+from dump_moments import ENDS_WITHIN_S, kill_below
 from remote import Remote, remote
-from stopped import JOB
+from stopped_trees import JOB
 from trees import wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

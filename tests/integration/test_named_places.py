@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from command import Crckpt
-from stopped import BY_NAME
+from stopped_trees import BY_NAME
 from trees import PYTHON, started
 
 LISTENS = """

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from command import Crckpt
 from gates import answer_here, ask_about, target_at
-from stopped import JOB, program
+from stopped_trees import JOB, program
 from trees import Tree, open_workdir
 
 REFUSED: Final = 24

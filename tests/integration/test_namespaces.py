@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB
+from stopped_trees import BY_NAME, JOB
 from trees import NOBODY, PROGRAMS, PYTHON, Case, Tree, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command

@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
-from stopped import (
+from stopped_trees import (
     BY_NAME,
     JOB,
     ObstructedCriu,
@@ -104,7 +104,7 @@ def test_running_dump_in_its_namespace_is_only_a_pause(crckpt: Crckpt) -> None:
 
 def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt) -> None:
     """Through crckpt and the namespace's init."""
-    with stopped(crckpt, program("obedient")) as tree:
+    with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         with foreground(crckpt, IN_NAMESPACE) as front:
             tree.wait_growth(before)
@@ -119,7 +119,7 @@ def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt) -> None:
 
 def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
     """The status is 128 plus the signal's number, although the init of the namespace is between."""
-    with stopped(crckpt, program("obedient")) as tree:
+    with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         with foreground(crckpt, IN_NAMESPACE) as front:
             tree.wait_growth(before)
@@ -129,7 +129,7 @@ def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
 
 def test_ignored_hang_up_ends_no_program(crckpt: Crckpt) -> None:
     """This also holds if the init of the namespace gets the signal."""
-    with stopped(crckpt, program("obedient")) as tree:
+    with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         with hang_ups_ignored(), foreground(crckpt, IN_NAMESPACE) as front:
             tree.wait_growth(before)

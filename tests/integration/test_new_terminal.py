@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import ObstructedCriu
+from stopped_trees import ObstructedCriu
 from tmux import Tmux
 from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Crckpt
 from remote import remote
-from stopped import JOB
+from stopped_trees import JOB
 from trees import PYTHON, Case, Tree, started
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from command import Crckpt
 from remote import Remote, remote
-from stopped import JOB
+from stopped_trees import JOB
 from trees import NOBODY
 
 pytestmark = pytest.mark.usefixtures("adopted")

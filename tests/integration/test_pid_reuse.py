@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
+from dump_moments import ENDS_WITHIN_S, manifests
 from incremental import NO_TRACKER, wrapper
-from moments import ENDS_WITHIN_S, manifests
 from msgspec.structs import replace
 from trees import wait_for
 

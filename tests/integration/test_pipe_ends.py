@@ -11,7 +11,7 @@ import psutil
 import pytest
 from command import Crckpt
 from remote import Remote, remote
-from stopped import JOB
+from stopped_trees import JOB
 from trees import PYTHON, open_workdir, runs, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt
-from stopped import JOB, foreground, program, staging, stopped
+from stopped_trees import JOB, foreground, program, staging, stopped
 from trees import Tree, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB, stopped
+from stopped_trees import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY

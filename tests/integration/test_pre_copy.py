@@ -17,7 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
+from checkout import TESTS
 from command import Crckpt
+from dump_moments import kill_below, orphans_of, wait_ended
 from incremental import (
     MIB,
     NO_TRACKER,
@@ -30,8 +32,6 @@ from incremental import (
     trackers,
 )
 from keepers import keeper_socket
-from moments import kill_below, orphans_of, wait_ended
-from places import TESTS
 from remote import remote
 from rounds import FEW, PAGE, PAGES, Target
 from trees import runs, wait_for
@@ -519,7 +519,7 @@ def test_interrupted_round_makes_the_next_dump_full(crckpt: Crckpt, target: Targ
 
 def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: Path) -> None:
     null = subprocess.DEVNULL
-    argv = [sys.executable, str(PROGRAMS / "gap.py"), str(tmp_path), "64"]
+    argv = [sys.executable, str(PROGRAMS / "clock_gap.py"), str(tmp_path), "64"]
     process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
         gap = tmp_path / "gap"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from command import PROGRAM, Crckpt
 from prompts import PROMPT, SHELLS, Pane, Tmux, tmux_server
-from stopped import JOB
+from stopped_trees import JOB
 from trees import PROGRAMS, PYTHON, open_workdir, runs, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from places import PROJECT
+from checkout import PROJECT
 
 pytestmark = pytest.mark.usefixtures("host_network")
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 import pytest
 from command import Crckpt, network_locks
-from stopped import BY_NAME, JOB, ObstructedCriu, program, staging
+from stopped_trees import BY_NAME, JOB, ObstructedCriu, program, staging
 from trees import PYTHON, Case, Tree, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

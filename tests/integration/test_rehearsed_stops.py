@@ -10,7 +10,7 @@ import psutil
 import pytest
 from command import Crckpt, network_locks
 from remote import remote
-from stopped import BY_NAME, JOB, program, staging
+from stopped_trees import BY_NAME, JOB, program, staging
 from trees import PYTHON, Case, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

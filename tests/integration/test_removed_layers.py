@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt
-from stopped import JOB, program
+from stopped_trees import JOB, program
 from trees import Tree, open_workdir
 
 # More than CRIU copies of a removed file by default.

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB, ObstructedCriu, stopped
+from stopped_trees import BY_NAME, JOB, ObstructedCriu, stopped
 from trees import NOBODY, PYTHON, Case, open_workdir, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

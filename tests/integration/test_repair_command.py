@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checkout import TESTS
 from command import Crckpt
 from image_sets import pack_path
-from places import TESTS
 
 from crckpt.store import Repository
 

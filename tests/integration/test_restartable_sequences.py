@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import pytest
 from command import Crckpt
-from entering import NO_WRITE_PROTECTION, compile_program, preload_library, running
 from incremental import wrapper
-from stopped import BY_NAME, JOB
+from stopped_trees import BY_NAME, JOB
+from target_processes import NO_WRITE_PROTECTION, compile_program, preload_library, running
 from trees import READY_S, started, wait_for
 
 from crckpt.helper.calls.remote_calls import Order, carry_out, take_userfaultfds

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import foreground, hang_ups_ignored, program, staging, stopped
+from stopped_trees import foreground, hang_ups_ignored, program, staging, stopped
 from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
-OBEDIENT = program("obedient")
+OBEDIENT = program("record_signals")
 STATUS = 13
 REFUSED = 24
 WITHIN_S = 60

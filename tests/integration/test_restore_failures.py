@@ -13,7 +13,7 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import Crckpt, network_locks
-from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped, taken
+from stopped_trees import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped, taken
 from trees import Tree, runs, started, wait_for
 
 from crckpt.store.backend.local import LocalBackend
@@ -161,7 +161,7 @@ def test_process_with_a_reused_pid_is_left_alone(
 @pytest.mark.parametrize("detach", [False, True])
 def test_interruption_after_the_commit_is_too_late(crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool) -> None:
     """Detached, the program runs and a message says so. In the foreground, the program gets the signal."""
-    with stopped(crckpt, program("obedient")) as tree:
+    with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         words = ("--criu", str(obstructed.path), *(("--detach",) if detach else ()))
         with obstructed.waits(committed=True) as obstacle, foreground(crckpt, *words) as front:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped
+from stopped_trees import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import Tree
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -17,7 +17,7 @@ import pytest
 from command import PROGRAM, CommandResult, Crckpt
 from control_groups import make_group
 from incremental import wrapper
-from stopped import BY_NAME, JOB, program, stopped
+from stopped_trees import BY_NAME, JOB, program, stopped
 from trees import PYTHON, Case, open_workdir
 
 from crckpt.host.probes.kernel import has_guard_pages
@@ -198,7 +198,7 @@ def test_missing_kernel_features_and_used_ports_are_reported(crckpt: Crckpt) -> 
     """Missing features are reported; this kernel has them all, so nothing is."""
     if not has_guard_pages():
         pytest.skip("this kernel cannot guard pages")
-    with stopped(crckpt, program("needy")) as tree:
+    with stopped(crckpt, program("kernel_needs")) as tree:
         before = tree.counters()
         port = int((tree.workdir / "port").read_text())
         without = 'mount -t tmpfs none /proc/sys/kernel/seccomp; exec "$@"'

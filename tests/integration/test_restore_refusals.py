@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB, detached_in_namespace, program, staging, stopped, taken
+from stopped_trees import BY_NAME, JOB, detached_in_namespace, program, staging, stopped, taken
 from trees import Tree, open_workdir, runs, started
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from command import Crckpt
 from remote import Remote, remote
-from stopped import JOB, ObstructedCriu, foreground, staging
+from stopped_trees import JOB, ObstructedCriu, foreground, staging
 from trees import wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from command import Crckpt
-from stopped import JOB, program, stopped
+from stopped_trees import JOB, program, stopped
 from trees import Tree, started
 
 from crckpt.store import Repository

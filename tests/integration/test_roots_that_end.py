@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
+from dump_moments import ENDS_WITHIN_S
 from incremental import executable
-from moments import ENDS_WITHIN_S
-from stopped import JOB, detached_in_namespace
+from stopped_trees import JOB, detached_in_namespace
 from trees import runs, wait_for
 
 from crckpt.criu.find import find

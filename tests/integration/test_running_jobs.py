@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB, detached_in_namespace, taken
+from stopped_trees import BY_NAME, JOB, detached_in_namespace, taken
 from trees import PYTHON, Case, Tree, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

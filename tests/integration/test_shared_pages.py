@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from command import Crckpt
-from stopped import program
+from stopped_trees import program
 from trees import started
 
 from crckpt.model import JobName

@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S, assert_runs_on, find_below, is_traced, manifests, wait_ended
+from dump_moments import ENDS_WITHIN_S, assert_runs_on, find_below, is_traced, manifests, wait_ended
 from trees import PYTHON, Case, Tree, started, wait_for
 
 CLONE_FS: Final = 0x200

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from command import Crckpt
-from stopped import JOB, orphans_adopted, program, restored_by, stopped
+from stopped_trees import JOB, orphans_adopted, program, restored_by, stopped
 from trees import Tree, started, wait_for
 
 from crckpt.host.attributes.sockets import OPTIONS

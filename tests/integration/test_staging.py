@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from command import Crckpt
 from small_disk import mounted_disk
-from stopped import JOB, staging
+from stopped_trees import JOB, staging
 from trees import Tree
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import BY_NAME, JOB
+from stopped_trees import BY_NAME, JOB
 from trees import NOBODY, PYTHON, started
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -14,8 +14,8 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from moments import find_below
-from stopped import JOB, ObstructedCriu, program, staging
+from dump_moments import find_below
+from stopped_trees import JOB, ObstructedCriu, program, staging
 from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, started, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")

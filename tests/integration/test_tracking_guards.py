@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from entering import preload_library, reset
 from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compile_program
+from target_processes import preload_library, reset
 
 from crckpt.helper.calls.remote_calls import take_userfaultfds
 from crckpt.host import proc

@@ -12,7 +12,7 @@ import pytest
 from command import CommandResult, Crckpt, network_locks
 from effort import some
 from oracle import find_criu
-from stopped import BY_NAME, staging
+from stopped_trees import BY_NAME, staging
 from trees import Tree, started
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -14,8 +14,8 @@ from typing import Final
 
 import psutil
 import pytest
+from checkout import TESTS
 from command import Crckpt
-from places import TESTS
 from trees import READY_S, wait_for
 
 from crckpt.criu.command import Paths, dump_command

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 from cases import CASES
+from checkout import PROJECT
 from command import Crckpt
-from places import PROJECT
 from remote import remote
 from trees import PYTHON, runs, wait_for
 

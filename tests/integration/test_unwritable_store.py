@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cases import CASES
 from command import PROGRAM, Crckpt
-from stopped import JOB, stopped
+from stopped_trees import JOB, stopped
 from trees import Tree, runs
 
 pytestmark = pytest.mark.usefixtures("adopted")

@@ -14,7 +14,7 @@ REFUSED = 24
 SIDES = HOSTS[:2]
 DIRECTORY = "/srv/files"
 DATA, LOG, HOOK = f"{DIRECTORY}/data", f"{DIRECTORY}/log", f"{DIRECTORY}/hook"
-WRITER, LOGGER = "writes_when_told.py", "logger.py"
+WRITER, LOGGER = "write_on_signal.py", "logger.py"
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import os
 import stat
 from typing import Literal
 
-import observed
+import observations
 from msgspec.structs import replace
-from observed import NAMESPACES, ROOT
+from observations import NAMESPACES, ROOT
 
 from crckpt.host.observe.sockets import TcpConnection
 from crckpt.host.observe.tree import Observed
@@ -34,7 +34,7 @@ READS, WRITES = (
     replace(FILE, target="pipe:[55]", mode=stat.S_IFIFO, flags=flags) for flags in (os.O_RDONLY, os.O_WRONLY)
 )
 CONNECTION = TcpConnection(100, 7, "127.0.0.1:80", "127.0.0.1:4000", "ESTABLISHED")
-TWO_PROCESSES = replace(observed.PLAIN, tree=Tree(ROOT, (ROOT, CHILD)), descriptors=(FILE,))
+TWO_PROCESSES = replace(observations.PLAIN, tree=Tree(ROOT, (ROOT, CHILD)), descriptors=(FILE,))
 """A process with a child and an open file: nothing stands against a dump of it."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import observed
+import observations
 from small_programs import read
 
 from crckpt.criu.find import Criu
@@ -23,7 +23,7 @@ CRIU = Criu(Path("/bin/true").resolve(), "PATH", "4.2.1", "0" * 64, locks_by_nft
 
 
 def target_of(
-    context: Context, observation: Observed = observed.PLAIN, request: DumpRequest | None = None, job: str = "job"
+    context: Context, observation: Observed = observations.PLAIN, request: DumpRequest | None = None, job: str = "job"
 ) -> DumpTarget:
     """A target of that observation, as `examine_target` makes it."""
     request = request or DumpRequest(str(observation.tree.root.pid))
@@ -32,7 +32,7 @@ def target_of(
 
 
 def planned(
-    context: Context, observation: Observed = observed.PLAIN, request: DumpRequest | None = None, job: str = "job"
+    context: Context, observation: Observed = observations.PLAIN, request: DumpRequest | None = None, job: str = "job"
 ) -> PlannedDump:
     """A dump of that target, without a tracker."""
     return PlannedDump(target_of(context, observation, request, job))

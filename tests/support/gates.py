@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dump_targets import observe_live, target_of
-from entering import PROGRAMS
 from msgspec.structs import replace
 from small_programs import read
+from target_processes import PROGRAMS
 
 from crckpt.host.program.program import read_program
 from crckpt.migrate.preflight.answers import MoveAnswers, answer, decode_answers

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from places import TESTS
+from checkout import TESTS
 from trees import wait_for
 
 from crckpt.criu.command import Paths, pre_dump_command
@@ -80,7 +80,7 @@ def pages_in_parent(images: Path) -> int:
 def seeing(script: Path, seen: Path) -> Path:
     """An action script for CRIU that leaves in `seen` what the frozen tree has."""
     seen.mkdir()
-    python = f"exec {sys.executable} -I -S {PROGRAMS / 'seen.py'} {seen}"
+    python = f"exec {sys.executable} -I -S {PROGRAMS / 'save_memory.py'} {seen}"
     script.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || {python}\n')
     script.chmod(0o755)
     return script

@@ -15,14 +15,14 @@ WITHIN_S: Final = 60
 
 
 class Remote:
-    """tests/programs/obeys.py, running. Its PID stays the same when it is restored."""
+    """tests/programs/run_code.py, running. Its PID stays the same when it is restored."""
 
     def __init__(self, workdir: Path, keep: Sequence[int] = (), stdin: int | None = None) -> None:
         self.workdir = workdir
         self._asked = 0
         null = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [PYTHON, str(PROGRAMS / "obeys.py"), str(workdir)],
+            [PYTHON, str(PROGRAMS / "run_code.py"), str(workdir)],
             stdin=null if stdin is None else stdin,
             stdout=null,
             stderr=null,

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from places import TESTS
+from checkout import TESTS
 from trees import wait_for
 
 PROGRAM = TESTS / "programs/rounds.c"

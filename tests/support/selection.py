@@ -16,8 +16,8 @@ from typing import Final, Literal
 
 import msgspec
 import pytest
+from checkout import PROJECT, TESTS
 from effort import EXTENT
-from places import PROJECT, TESTS
 
 LIST_NEEDS: Final = "--list-needs"
 EXTENTS: Final = ("short", "all", "hours")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import psutil
-from places import TESTS
+from checkout import TESTS
 
 PROGRAMS: Final = TESTS / "programs"
 PYTHON: Final = "/usr/bin/python3"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Self
 
 import msgspec
-from places import SUPPORT
+from checkout import SUPPORT
 
 LARGEST_REQUEST: Final = 1 << 18
 _STATUS: Final = ("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Sig", "Shd", "Cpus_allowed", "NS")

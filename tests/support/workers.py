@@ -7,8 +7,8 @@ import shutil
 import sys
 
 import pytest
+from checkout import PROJECT
 from leftovers import INIT, ON_HOST
-from places import PROJECT
 from selection import LIST_NEEDS
 
 

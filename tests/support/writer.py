@@ -161,7 +161,7 @@ def _repair(repository: Repository, source: str) -> None:
 
 def _receive(repository: Repository, source: str) -> None:
     """Receive the newest checkpoint of `job` from another store."""
-    from connected import connected, in_thread
+    from connections import connected, in_thread
 
     from crckpt.migrate.transfer.receive_packs import Receiver
     from crckpt.migrate.transfer.send_packs import send_packs

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from entering import StatementRunner, statement_runner
 from hypothesis import HealthCheck, settings
 from image_sets import of_pages, open_store, page, store
-from recorded import IMAGES, PAGES, RECORDED, image_set
+from recorded_images import IMAGES, PAGES, RECORDED, image_set
+from target_processes import StatementRunner, statement_runner
 
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import combinations
 
-from places import PROJECT
+from checkout import PROJECT
 
 from crckpt import __version__
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from places import PROJECT
+from checkout import PROJECT
 
 STAGES = {
     "check": "check",

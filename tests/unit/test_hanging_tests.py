@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from places import SUPPORT
+from checkout import SUPPORT
 
 HANGS = """
 import os

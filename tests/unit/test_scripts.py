@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import PROJECT
+from checkout import PROJECT
 
 # The first installs what lists its rows; the other one is the init of a virtual machine.
 OTHERS = ("bench", "soft-dirty-init")

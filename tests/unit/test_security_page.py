@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from places import PROJECT
+from checkout import PROJECT
 
 ROOT = PROJECT
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 from provoked.dumps import BEHIND_SHELL, NO_LOCK, NOBODY, NOTHING, OWN_MOUNTS, receiver, without
-from stopped import taken
+from stopped_trees import taken
 
 from crckpt.images.framing import Image, Record, read_image, write_image
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmark import disk
 from benchmark.setting import MEBIBYTE
-from places import TESTS
+from checkout import TESTS
 
 FAST = 1 << 40
 HERE = TESTS / "unit"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from command_line import CommandLine
 from image_sets import write_set
-from recorded import PAGES, RECORDED, image_set
+from recorded_images import PAGES, RECORDED, image_set
 
 from crckpt.store import Repository
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import TESTS
+from checkout import TESTS
 
 IMAGES = TESTS / "data/images/tree"
 HOST_CANNOT = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from command_line import CommandLine
-from recorded import RECORDED
+from recorded_images import RECORDED
 
 from crckpt.store import Checkpoint
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from places import TESTS
+from checkout import TESTS
 
 from crckpt.causes.catalogue import BUGS, CATALOGUE, EARLIER, ENGINES, OUTER, OUTSIDE, SILENT, SPECIFIC
 from crckpt.criu.explain import explain

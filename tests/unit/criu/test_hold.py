@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from entering import halted
 from own_process import descriptors
 from smaller_bounds import smaller_bounds
+from target_processes import halted
 
 from crckpt.criu import hold as hold_module
 from crckpt.criu.hold import PATIENCE_S, GaveUp, Hold, Step, gate, holds_at

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from checkout import TESTS
 from growth import grows_linearly, spend, spend_once
-from places import TESTS
 
 from crckpt.causes import Cause
 from crckpt.causes.catalogue import CATALOGUE

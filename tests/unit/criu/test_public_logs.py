@@ -8,7 +8,7 @@ name of what else was published), and the set: `fixed-with` were before our eyes
 from __future__ import annotations
 
 import pytest
-from places import TESTS
+from checkout import TESTS
 
 from crckpt.causes.catalogue import CAUSE_BY_KEY
 from crckpt.causes.finding import LIKELY

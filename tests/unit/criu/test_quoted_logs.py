@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
+from checkout import TESTS
 from effort import some
-from places import TESTS
 
 from crckpt.causes.catalogue import EARLIER, ENGINES, OUTER, OUTSIDE, SILENT
 from crckpt.criu.explain import explain, is_log

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from checkout import PROJECT
 from documents.console import read_steps
-from places import PROJECT
 
 PAGES = (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md", PROJECT / "CHANGELOG.md")
 LONGEST = 155

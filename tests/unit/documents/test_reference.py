@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from checkout import PROJECT
 from documents.__main__ import main
 from documents.causes import causes
 from documents.commands import command_groups, command_page
@@ -16,7 +17,6 @@ from documents.json_documents import DOCUMENTS, check, schema
 from documents.store_format import store_format
 from msgspec import ValidationError
 from msgspec.structs import fields
-from places import PROJECT
 
 import crckpt
 from crckpt.causes.catalogue import CATALOGUE

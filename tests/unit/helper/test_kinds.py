@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from places import PROJECT
+from checkout import PROJECT
 
 from crckpt.helper.kinds import KINDS, HelperKind
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from entering import running
+from target_processes import running
 
 from crckpt.host.usage import find_criu_processes, read_host_usage, read_process_usage
 

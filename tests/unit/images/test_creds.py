@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from recorded import IMAGES, RECORDED
+from recorded_images import IMAGES, RECORDED
 
 from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights
 

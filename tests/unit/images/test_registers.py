@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import recorded
+import recorded_images
 
 from crckpt.errors import IntegrityError
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.registers import features_in_use, read_registers
 from crckpt.images.wire import encode, fields
 
-NAME = f"core-{recorded.RECORDED.root.pid}.img"
+NAME = f"core-{recorded_images.RECORDED.root.pid}.img"
 
 
 def changed(content: bytes, *path: int, by: Callable[[bytes], bytes]) -> bytes:
@@ -35,8 +35,8 @@ def changed(content: bytes, *path: int, by: Callable[[bytes], bytes]) -> bytes:
 )
 def test_missing_registers_are_damage(path: tuple[int, ...], lost: int, why: str) -> None:
     """A missing register is damage: a general one, a floating-point one, the upper half of a vector."""
-    image = read_image(recorded.IMAGES[NAME], NAME)
-    assert read_registers(recorded.IMAGES[NAME], NAME).is_native
+    image = read_image(recorded_images.IMAGES[NAME], NAME)
+    assert read_registers(recorded_images.IMAGES[NAME], NAME).is_native
 
     def without_first(content: bytes) -> bytes:
         items = list(fields(content))
@@ -50,7 +50,7 @@ def test_missing_registers_are_damage(path: tuple[int, ...], lost: int, why: str
 
 def test_used_registers_show_cpu_features() -> None:
     """The recorded CPU has AVX-512, whose mask registers the C library uses. A zombie uses no registers."""
-    root = f"core-{recorded.RECORDED.root.pid}.img"
-    (zombie,) = (f"core-{process.pid}.img" for process in recorded.RECORDED.processes if process.memory is None)
-    assert features_in_use(recorded.IMAGES[root], root) == {"avx512f"}
-    assert features_in_use(recorded.IMAGES[zombie], zombie) == set()
+    root = f"core-{recorded_images.RECORDED.root.pid}.img"
+    (zombie,) = (f"core-{process.pid}.img" for process in recorded_images.RECORDED.processes if process.memory is None)
+    assert features_in_use(recorded_images.IMAGES[root], root) == {"avx512f"}
+    assert features_in_use(recorded_images.IMAGES[zombie], zombie) == set()

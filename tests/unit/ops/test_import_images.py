@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from image_sets import files_of, open_store, restore_files, write_set
-from recorded import PAGES, RECORDED, image_set
+from recorded_images import PAGES, RECORDED, image_set
 
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.ops.context import Context

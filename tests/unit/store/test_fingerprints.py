@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from colliding import colliding_pages
+from checkout import TESTS
+from colliding_pages import colliding_pages
 from image_sets import Area, ImageSet, area, described, files_of, open_store, page, restore_files, store
-from places import TESTS
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Repository, verify

@@ -24,8 +24,8 @@ import hostile_runner
 import numpy as np
 import pytest
 import zstandard
+from checkout import TESTS
 from image_sets import ImageSet, area, described, open_store, store
-from places import TESTS
 
 from crckpt.host import proc
 from crckpt.images.framing import Image, Record, read_image, write_image

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from checkout import SUPPORT
 from image_sets import ImageSet, area, files_of, open_store, packs, restore_files, store, write_set
-from places import SUPPORT
 
 from crckpt.errors import StoreLocked
 from crckpt.store import Repository, collect_garbage, verify

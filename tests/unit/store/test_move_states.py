@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
+from model_search import describe_path, find_reachable
 from msgspec import Struct
 from msgspec.structs import replace
-from worlds import describe_path, find_reachable
 
 from crckpt.store.move_states import RULES, Side, State, can_follow, find_rule, is_over
 

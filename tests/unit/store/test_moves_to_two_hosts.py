@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 import pytest
+from model_search import describe_path, find_reachable
 from msgspec import Struct
 from msgspec.structs import replace
-from worlds import describe_path, find_reachable
 
 from crckpt.store.move_states import FIRST, State, can_follow, find_report_step, is_over, is_unreported
 

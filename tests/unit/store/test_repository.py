@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from checkout import SUPPORT
 from image_sets import ImageSet, area, described, manifest_path, open_store, store
-from places import SUPPORT
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId, JobName

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from checkout import SUPPORT
 from image_sets import open_store, restore_files
-from places import SUPPORT
 from stages import superfluous
 
 from crckpt.model import JobName

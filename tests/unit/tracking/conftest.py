@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tracked import METHODS
+from program_trackers import METHODS
 
 from crckpt.tracking.preload.library import LIBRARY
 from crckpt.tracking.tracker import Method

@@ -6,8 +6,8 @@ import resource
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner
-from tracked import needs_write_protection
+from program_trackers import needs_write_protection
+from target_processes import StatementRunner
 
 from crckpt.host import proc
 from crckpt.tracking.choose_tracker import Trials, choose_tracker

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner, merging, running, wait_for
+from target_processes import StatementRunner, merging, running, wait_for
 
 from crckpt.tracking.methods import SoftDirty
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner
+from target_processes import StatementRunner
 
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous

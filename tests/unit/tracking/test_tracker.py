@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner, is_registered, list_descriptors, reset, running
-from places import PROJECT
-from tracked import PAGE, at, dump_round, needs_write_protection, tracking
+from checkout import PROJECT
+from program_trackers import PAGE, at, dump_round, needs_write_protection, tracking
+from target_processes import StatementRunner, is_registered, list_descriptors, reset, running
 
 from crckpt.errors import HostCannot
 from crckpt.tracking.dump_basis import DumpBasis

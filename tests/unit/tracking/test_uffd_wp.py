@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner, is_registered, list_descriptors, reset
-from tracked import PAGE, at, dump_round, needs_write_protection, tracking
+from program_trackers import PAGE, at, dump_round, needs_write_protection, tracking
+from target_processes import StatementRunner, is_registered, list_descriptors, reset
 
 from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
 from crckpt.host.process.pidfd import borrow

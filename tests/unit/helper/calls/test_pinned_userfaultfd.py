@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import compile_program, list_descriptors
-from stopped import orphans_adopted
+from stopped_trees import orphans_adopted
+from target_processes import compile_program, list_descriptors
 from trees import PYTHON, wait_for
 
 from crckpt.helper.calls.taken_userfaultfd import take_pinned, unpin

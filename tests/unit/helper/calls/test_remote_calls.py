@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confined import CONFINED, needs_root
-from entering import compile_program, running
+from confined_program import CONFINED, needs_root
 from msgspec.structs import replace
 from smaller_bounds import smaller_bounds
+from target_processes import compile_program, running
 
 from crckpt.helper.calls import remote_calls
 from crckpt.helper.calls.remote_calls import LOCKED_AT_ONCE, Order, carry_out

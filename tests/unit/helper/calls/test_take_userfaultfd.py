@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from entering import PROGRAMS, compile_program, frozen, list_descriptors, running, state, tracer, wait_for
-from places import PROJECT
-from stopped import orphans_adopted
+from checkout import PROJECT
+from stopped_trees import orphans_adopted
+from target_processes import PROGRAMS, compile_program, frozen, list_descriptors, running, state, tracer, wait_for
 
 from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
 

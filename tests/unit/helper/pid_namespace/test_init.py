@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from entering import state, wait_for
+from target_processes import state, wait_for
 
 from crckpt.host import proc
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import state, wait_for
+from target_processes import state, wait_for
 
 from crckpt.helper.terminal.protocol import ATTACH, DESCRIBE, LONGEST, RESIZE
 

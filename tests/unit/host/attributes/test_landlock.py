@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from confined import CONFINED, needs_root
-from entering import compile_program, running
+from confined_program import CONFINED, needs_root
+from target_processes import compile_program, running
 from trees import wait_for
 
 from crckpt.errors import HostCannot

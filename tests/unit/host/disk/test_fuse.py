@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from entering import wait_for
+from checkout import TESTS
 from other_user import NOBODY
 from own_process import descriptors
-from places import TESTS
 from smaller_bounds import smaller_bounds
+from target_processes import wait_for
 from trees import open_workdir
 
 from crckpt.host.disk import fuse

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from entering import running, wait_for
 from held_calls import held_before_call
+from target_processes import running, wait_for
 
 from crckpt.host.namespaces import memory_limit
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import wait_for
+from target_processes import wait_for
 
 from crckpt.host import proc
 from crckpt.host.observe import sockets

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from entering import state, wait_for
-from places import TESTS
+from checkout import TESTS
+from target_processes import state, wait_for
 
 from crckpt.host.process.job_control import Job
 

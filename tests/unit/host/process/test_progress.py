@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from entering import wait_for
 from small_programs import WAITS, free_pid, program, read_line
+from target_processes import wait_for
 
 from crckpt.host.proc.status import read_stat
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done

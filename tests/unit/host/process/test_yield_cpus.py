@@ -12,7 +12,7 @@ from threading import Thread
 from unittest.mock import patch
 
 import pytest
-from entering import state, wait_for
+from target_processes import state, wait_for
 
 from crckpt.host.process.own_limits import cores_left_to
 

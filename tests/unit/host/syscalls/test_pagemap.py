@@ -7,9 +7,9 @@ import mmap
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner, is_registered, reset
 from protection import PAGES, pages, protect_all_maps
 from smaller_bounds import smaller_bounds
+from target_processes import StatementRunner, is_registered, reset
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc.maps import Map

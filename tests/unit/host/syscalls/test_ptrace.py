@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner, state, tracer, wait_for
 from msgspec.structs import replace
 from other_user import as_user
 from small_programs import free_pid
+from target_processes import StatementRunner, state, tracer, wait_for
 
 from crckpt.host import proc
 from crckpt.host.proc.fd import read_target

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner, wait_for
 from other_user import as_user
+from target_processes import StatementRunner, wait_for
 
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.status import read_status

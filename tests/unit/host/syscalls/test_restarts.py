@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from places import PROJECT
+from checkout import PROJECT
 
 from crckpt.host.syscalls.restarts import RESTARTED_CALLS, SOCKET
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import NO_WRITE_PROTECTION, is_registered
 from own_process import descriptors
+from target_processes import NO_WRITE_PROTECTION, is_registered
 
 from crckpt.errors import HostCannot
 from crckpt.host.syscalls.libc import syscall

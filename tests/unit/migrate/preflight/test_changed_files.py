@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner
 from gates import answer_here, ask_about, report, target_at
 from msgspec.structs import replace
+from target_processes import StatementRunner
 
 from crckpt.errors import PreflightRefused
 from crckpt.migrate.preflight.answers import compare

@@ -12,10 +12,10 @@ from typing import Final, Literal
 import pytest
 from command import WITHOUT_CRIU
 from control_groups import make_group
-from entering import PROGRAMS, StatementRunner, running, wait_for
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
 from image_sets import described, of_pages, store
 from msgspec.structs import replace
+from target_processes import PROGRAMS, StatementRunner, running, wait_for
 
 from crckpt.causes import cause
 from crckpt.errors import PreflightRefused

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner
 from gates import ask_about, target_at
 from msgspec.structs import replace
+from target_processes import StatementRunner
 
 from crckpt.causes import cause
 from crckpt.causes.catalogue import CATALOGUE

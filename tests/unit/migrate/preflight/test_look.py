@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from entering import PROGRAMS
 from msgspec.structs import replace
+from target_processes import PROGRAMS
 
 from crckpt.migrate.preflight.answers import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from effort import examples
-from entering import StatementRunner
 from gates import ask_about, target_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from target_processes import StatementRunner
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.migrate.preflight import questions as module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from entering import StatementRunner
+from target_processes import StatementRunner
 
 from crckpt.errors import PreflightRefused
 from crckpt.migrate.preflight.recheck import Right, read_rights, refuse_new_rights

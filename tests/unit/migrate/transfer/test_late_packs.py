@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from connected import DIGEST, half_connected, in_thread, message_frame
+from connections import DIGEST, half_connected, in_thread, message_frame
 from memory_backend import MemoryBackend
 
 from crckpt.migrate.transfer.send_packs import serve_reads

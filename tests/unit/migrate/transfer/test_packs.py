@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from connected import connected, in_thread
+from connections import connected, in_thread
 from image_sets import (
     ONE_PROCESS,
     flip,

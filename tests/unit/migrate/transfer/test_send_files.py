@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from connected import Collected, connected, in_thread
-from entering import StatementRunner
+from connections import Collected, connected, in_thread
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
+from target_processes import StatementRunner
 
 from crckpt.causes import Refusal
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused

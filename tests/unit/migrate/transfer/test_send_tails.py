@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from connected import connected, in_thread
+from connections import connected, in_thread
 from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from entering import StatementRunner
+from target_processes import StatementRunner
 
 from crckpt.migrate.source.hand_over import write_back
 

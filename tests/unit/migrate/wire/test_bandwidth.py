@@ -8,7 +8,7 @@ import subprocess
 import sys
 from io import FileIO
 
-from connected import DIGEST, Collected, connected
+from connections import DIGEST, Collected, connected
 from msgspec import json
 
 from crckpt.migrate.wire.connection import Connection

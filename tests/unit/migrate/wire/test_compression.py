@@ -6,7 +6,7 @@ import os
 
 import pytest
 import zstandard
-from connected import Collected, connected, in_thread
+from connections import Collected, connected, in_thread
 
 from crckpt.migrate.wire.frames import MOST_DATA, BadFrame, Compressor, unpack
 from crckpt.migrate.wire.messages import PackMessage, Sent

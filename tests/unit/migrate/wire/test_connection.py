@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from connected import (
+from connections import (
     HELLO,
     MOVE,
     PACK,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from connected import HELLO, half_connected, in_thread
+from connections import HELLO, half_connected, in_thread
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from connected import (
+from connections import (
     HELLO,
     PACK,
     frame,

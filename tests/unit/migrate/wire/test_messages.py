@@ -6,7 +6,7 @@ import errno
 
 import msgspec
 import pytest
-from connected import HELLO
+from connections import HELLO
 from msgspec.structs import replace
 
 from crckpt.causes import cause

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from connected import HELLO
+from connections import HELLO
 
 from crckpt.errors import HostCannot, Interrupted, RemoteError, UsageError
 from crckpt.migrate.wire.connection import Connection, ConnectionLost, PrintedText

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import observed
+import observations
 import pytest
 from dump_targets import target_of
 from image_sets import described, flip, of_pages, packs, store
@@ -42,9 +42,9 @@ def stored_of(repository: Repository, base: Path, uids: list[int], **details: ob
 def dumped_by(
     context: Context, uids: tuple[int, ...], job: str | None = None, program: Program = TRAIN, *, other: bool = False
 ) -> DumpTarget:
-    root = replace(observed.ROOT, uids=uids)
+    root = replace(observations.ROOT, uids=uids)
     request = DumpRequest("pidfile:/run/x y", job=job, other_program=other)
-    target = target_of(context, replace(observed.PLAIN, tree=Tree(root, (root,))), request, "trainer")
+    target = target_of(context, replace(observations.PLAIN, tree=Tree(root, (root,))), request, "trainer")
     return replace(target, program=program)
 
 

@@ -10,7 +10,7 @@ from dump_targets import planned
 from image_sets import described, files_of, restore_files, write_set
 from msgspec.structs import replace
 from other_user import NOBODY
-from recorded import IMAGES, PAGES, RECORDED, image_set
+from recorded_images import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.errors import CrckptError, DumpFailed
 from crckpt.host.proc.task_states import ProcessState, TaskStates

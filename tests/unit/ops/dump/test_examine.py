@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext
 from pathlib import Path
 
-import observed
+import observations
 import pytest
 from dump_targets import CRIU, observe_live, target_of
 from msgspec.structs import replace
@@ -40,8 +40,8 @@ def test_tree_is_left_running_without_stop(context: Context, stop: bool) -> None
 
 
 def test_root_has_its_namespace_pid_in_the_command(context: Context) -> None:
-    root = replace(observed.ROOT, ns_pids=(100, 1))
-    target = target_of(context, replace(observed.PLAIN, tree=Tree(root, (root,))))
+    root = replace(observations.ROOT, ns_pids=(100, 1))
+    target = target_of(context, replace(observations.PLAIN, tree=Tree(root, (root,))))
     inside = replace(target, plan=replace(target.plan, enter=("pid", "mnt")))
     assert words(target)[words(target).index("--tree") + 1] == "100"
     assert words(inside)[words(inside).index("--tree") + 1] == "1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import recorded
+import recorded_images
 from core_files import notes, programs
 from image_sets import open_store, store
 
@@ -30,10 +30,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository
     """A store with the recorded images."""
     base = tmp_path_factory.mktemp("core")
     repository = open_store(base)
-    return Context(base / "store"), repository, store(repository, base, recorded.image_set(recorded.PAGES))
+    return (
+        Context(base / "store"),
+        repository,
+        store(repository, base, recorded_images.image_set(recorded_images.PAGES)),
+    )
 
 
-@pytest.mark.parametrize("pid", recorded.PIDS)
+@pytest.mark.parametrize("pid", recorded_images.PIDS)
 def test_memory_is_where_the_headers_say(
     whole: tuple[Context, Repository, Checkpoint], tmp_path: Path, pid: int
 ) -> None:
@@ -50,7 +54,7 @@ def test_memory_is_where_the_headers_say(
     }
     assert sum(load.size for load in loads) == sum(vma.size for vma in _space(pid).vmas)
     with open_reader(repository, checkpoint) as reading:
-        memory = Memory(reading, recorded.process_of(recorded.RECORDED, pid))
+        memory = Memory(reading, recorded_images.process_of(recorded_images.RECORDED, pid))
         known = {
             address: memory.read(address, PAGE_SIZE)
             for vma in _space(pid).vmas
@@ -82,7 +86,7 @@ def test_guard_region_is_not_a_mapping() -> None:
 def test_notes_are_in_the_kernels_order(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
     """The first thread's registers come first; the notes of the process are between its two notes."""
     context, _, checkpoint = whole
-    root = recorded.RECORDED.root
+    root = recorded_images.RECORDED.root
     found = list(notes(core(context, checkpoint.id, None, tmp_path / "core").path.read_bytes()))
     assert [kind for kind, _ in found] == [1, 3, 6, 0x46494C45, 2, 0x202, 1, 2, 0x202]
     leader, other = (content for kind, content in found if kind == 1)
@@ -101,13 +105,13 @@ def test_notes_are_in_the_kernels_order(whole: tuple[Context, Repository, Checkp
 def test_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
     """The error says why."""
     context, _, checkpoint = whole
-    (zombie,) = (process.pid for process in recorded.RECORDED.processes if process.memory is None)
+    (zombie,) = (process.pid for process in recorded_images.RECORDED.processes if process.memory is None)
     with pytest.raises(UsageError, match="zombie"):
         core(context, checkpoint.id, zombie, tmp_path / "core")
     assert not list(tmp_path.iterdir())
 
 
 def _space(pid: int) -> AddressSpace:
-    memory = recorded.process_of(recorded.RECORDED, pid).memory
+    memory = recorded_images.process_of(recorded_images.RECORDED, pid).memory
     assert memory is not None
     return memory

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 from msgspec.structs import replace
-from recorded import RECORDED
+from recorded_images import RECORDED
 
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from recorded import RECORDED
+from recorded_images import RECORDED
 
 from crckpt.errors import NoSuchCheckpoint
 from crckpt.ops.context import Context

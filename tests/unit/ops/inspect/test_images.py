@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from image_sets import files_of, write_set
-from recorded import PAGES, RECORDED, image_set
+from recorded_images import PAGES, RECORDED, image_set
 
 from crckpt.images.pipes import Pipe
 from crckpt.images.repairs import repair_image

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import recorded
+import recorded_images
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,16 +29,18 @@ def known(process: ImageProcess) -> Iterator[tuple[int, bytes | None]]:
     files = {file.id: file for file in process.mapped}
     for vma in process.memory.vmas:
         file = files.get(vma.file_id) if vma.file_id is not None else None
-        held = recorded.PAGES[f"pagemap-{process.pid}.img"]
+        held = recorded_images.PAGES[f"pagemap-{process.pid}.img"]
         shift = 0
         if isinstance(file, MemFd):
-            held, shift = recorded.PAGES[f"pagemap-shmem-{file.shmid}.img"], vma.start // PAGE_SIZE
+            held, shift = recorded_images.PAGES[f"pagemap-shmem-{file.shmid}.img"], vma.start // PAGE_SIZE
         zero = (vma.status & (ANON_PRIVATE | ANON_SHARED) and not vma.status & VVAR) or isinstance(file, MemFd)
         for number in range(vma.start // PAGE_SIZE, vma.end // PAGE_SIZE):
             yield number, held.get(number - shift, bytes(PAGE_SIZE) if zero else None)
 
 
-KNOWN = {process.pid: dict(known(process)) for process in recorded.RECORDED.processes if process.memory is not None}
+KNOWN = {
+    process.pid: dict(known(process)) for process in recorded_images.RECORDED.processes if process.memory is not None
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +48,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
     """A store with the recorded images; a test that damages it puts it back."""
     base = tmp_path_factory.mktemp("memory")
     repository = open_store(base)
-    checkpoint = store(repository, base, recorded.image_set(recorded.PAGES))
+    checkpoint = store(repository, base, recorded_images.image_set(recorded_images.PAGES))
     return repository, checkpoint, read_image_tree(repository, checkpoint)
 
 
-@pytest.mark.parametrize("pid", recorded.PIDS)
+@pytest.mark.parametrize("pid", recorded_images.PIDS)
 def test_runs_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
     repository, checkpoint, tree = whole
     found: dict[int, bytes] = {}
     with open_reader(repository, checkpoint) as reading:
-        memory = Memory(reading, recorded.process_of(tree, pid))
+        memory = Memory(reading, recorded_images.process_of(tree, pid))
         for region in memory.regions:
             end = region.vma.start
             for address, content in memory.runs(region):
@@ -72,7 +74,7 @@ def test_runs_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, Ima
 @settings(max_examples=examples(200))
 @given(
     data=st.data(),
-    pid=st.sampled_from(recorded.PIDS),
+    pid=st.sampled_from(recorded_images.PIDS),
     offset=st.integers(0, 2 * PAGE_SIZE),
     length=st.integers(0, 600_000),
 )
@@ -86,7 +88,7 @@ def test_read_stops_at_the_first_unknown_page(
     while len(expected) < length + PAGE_SIZE and (content := KNOWN[pid].get(number)) is not None:
         expected, number = expected + content, number + 1
     with open_reader(repository, checkpoint) as reading:
-        found = Memory(reading, recorded.process_of(tree, pid)).read(address, length)
+        found = Memory(reading, recorded_images.process_of(tree, pid)).read(address, length)
     assert found == expected[address % PAGE_SIZE :][:length]
 
 
@@ -100,7 +102,7 @@ def test_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -
 
 def test_damaged_bytes_are_never_returned(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
     repository, checkpoint, tree = whole
-    process = recorded.process_of(tree, recorded.PIDS[0])
+    process = recorded_images.process_of(tree, recorded_images.PIDS[0])
     for pack in packs(repository):
         flip(pack, pack.stat().st_size // 2)
     try:
@@ -116,8 +118,8 @@ def test_damaged_bytes_are_never_returned(whole: tuple[Repository, Checkpoint, I
 
 def test_pages_out_of_order_are_refused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
-    name = f"pagemap-{recorded.PIDS[0]}.img"
-    turned = dict(reversed(recorded.PAGES[name].items()))
-    checkpoint = store(repository, tmp_path, recorded.image_set({**recorded.PAGES, name: turned}))
+    name = f"pagemap-{recorded_images.PIDS[0]}.img"
+    turned = dict(reversed(recorded_images.PAGES[name].items()))
+    checkpoint = store(repository, tmp_path, recorded_images.image_set({**recorded_images.PAGES, name: turned}))
     with open_reader(repository, checkpoint) as reading, pytest.raises(IntegrityError, match=name):
         Memory(reading, read_image_tree(repository, checkpoint).root)

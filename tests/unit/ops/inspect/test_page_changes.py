@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-import recorded
+import recorded_images
 from image_sets import described, open_store, page, store
 from msgspec.structs import replace
 
@@ -22,15 +22,15 @@ from crckpt.store.read.contents import contents_of
 from crckpt.store.read.reader import Reader
 from crckpt.store.workers import workers
 
-PID = recorded.PIDS[0]
-SHARED = next(name for name, pages in recorded.PAGES.items() if "shmem" in name and pages)
+PID = recorded_images.PIDS[0]
+SHARED = next(name for name, pages in recorded_images.PAGES.items() if "shmem" in name and pages)
 OWN = f"pagemap-{PID}.img"
 
 
 def _changed() -> dict[str, dict[int, bytes]]:
     """The pages again: some changed, some zero, some gone, some new."""
     chance = random.Random(4)
-    changed = {name: dict(pages) for name, pages in recorded.PAGES.items()}
+    changed = {name: dict(pages) for name, pages in recorded_images.PAGES.items()}
     own = changed[OWN]
     for number in sorted(own):
         what = chance.randrange(12)
@@ -38,7 +38,7 @@ def _changed() -> dict[str, dict[int, bytes]]:
             del own[number]
         elif what < 3:
             own[number] = page(chance.randrange(1 << 31) * (what - 1))
-    for vma in _space(recorded.process_of(recorded.RECORDED, PID)).vmas:
+    for vma in _space(recorded_images.process_of(recorded_images.RECORDED, PID)).vmas:
         first = vma.start // PAGE_SIZE
         for number in range(first, min(first + 60, vma.end // PAGE_SIZE), 5):
             own.setdefault(number, page(number % 1000))
@@ -71,9 +71,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkp
     """A checkpoint, one of the same job with changed pages, and one whose pages are equal but stored apart."""
     base = tmp_path_factory.mktemp("changes")
     repository = open_store(base)
-    before = store(repository, base, recorded.image_set(recorded.PAGES))
-    after = store(repository, base, recorded.image_set(_changed()))
-    apart = store(repository, base, recorded.image_set(_changed()), described("apart"), dedup=False)
+    before = store(repository, base, recorded_images.image_set(recorded_images.PAGES))
+    after = store(repository, base, recorded_images.image_set(_changed()))
+    apart = store(repository, base, recorded_images.image_set(_changed()), described("apart"), dedup=False)
     return repository, before, after, apart
 
 
@@ -83,7 +83,7 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
         sides = []
         watched = [_Watched(contents_of(repository, checkpoint), pool) for checkpoint in (one, two)]
         for checkpoint, reading in zip((one, two), watched, strict=True):
-            process = recorded.process_of(read_image_tree(repository, checkpoint), PID)
+            process = recorded_images.process_of(read_image_tree(repository, checkpoint), PID)
             sides.append(ProcessMemory(checkpoint, Memory(reading, process)))
         changes = page_changes(*sides)
     assert all(change.state == "" for change in changes)
@@ -93,11 +93,13 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
 def _expected() -> dict[int, PageChanges]:
     expected = {}
     changed = _changed()
-    space = _space(recorded.process_of(recorded.RECORDED, PID))
+    space = _space(recorded_images.process_of(recorded_images.RECORDED, PID))
     for vma in space.vmas:
         name, first = (SHARED, vma.start // PAGE_SIZE) if vma.kind == "memfd" else (OWN, 0)
         numbers = range(vma.start // PAGE_SIZE - first, vma.end // PAGE_SIZE - first)
-        old, new = ({at: pages[name][at] for at in numbers if at in pages[name]} for pages in (recorded.PAGES, changed))
+        old, new = (
+            {at: pages[name][at] for at in numbers if at in pages[name]} for pages in (recorded_images.PAGES, changed)
+        )
         differ = sum(old[at] != new[at] for at in old.keys() & new.keys())
         counts = PageChanges(differ, len(new.keys() - old.keys()), len(old.keys() - new.keys()))
         if counts:
@@ -135,10 +137,10 @@ def test_removed_new_split_and_grown_mappings(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, _, _ = stored
-    process = recorded.process_of(read_image_tree(repository, before), PID)
+    process = recorded_images.process_of(read_image_tree(repository, before), PID)
     space = _space(process)
     heap = _heap(process)
-    held = recorded.PAGES[OWN]
+    held = recorded_images.PAGES[OWN]
     of_heap = [at for at in range(heap.start // PAGE_SIZE, heap.end // PAGE_SIZE) if at in held]
     first, last = of_heap[8] * PAGE_SIZE, of_heap[-10] * PAGE_SIZE
     stack = next(vma for vma in space.vmas if vma.kind == "stack")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import recorded
+import recorded_images
 from image_sets import flip, open_store, packs, store
 
 from crckpt.cli.app import run
@@ -22,7 +22,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the recorded images as `job`; a test that damages it puts it back."""
     base = tmp_path_factory.mktemp("sections")
     repository = open_store(base)
-    store(repository, base, recorded.image_set(recorded.PAGES))
+    store(repository, base, recorded_images.image_set(recorded_images.PAGES))
     return repository.root
 
 
@@ -43,7 +43,7 @@ def test_processes_of_every_state(found: Sections) -> None:
 
 def test_files_of_every_kind(found: Sections) -> None:
     assert found.files is not None
-    root = [file for file in found.files if file.pid == recorded.PIDS[0]]
+    root = [file for file in found.files if file.pid == recorded_images.PIDS[0]]
     assert [file.fd for file in root] == sorted(file.fd for file in root)
     files = {Path(file.path).name: file for file in root}
     assert (files["plain"].access, files["plain"].offset, files["plain"].size) == ("r", 42, 100)
@@ -79,7 +79,7 @@ def test_text_and_json_work_with_any_bytes(base: Path, capsys: pytest.CaptureFix
     assert all(f"\n{title}\n" in text for title in ("processes", "files", "sockets", "maps", "environment", "strings"))
     assert run(["show", "job", *SECTIONS, "--json", "--store", str(base)]) == 0
     result = json.loads(capsys.readouterr().out)["result"]
-    assert [entry["pid"] for entry in result["env"]] == recorded.PIDS
+    assert [entry["pid"] for entry in result["env"]] == recorded_images.PIDS
     assert all(entry["variables"] for entry in result["env"])
 
 

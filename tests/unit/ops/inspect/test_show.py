@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recorded import RECORDED
+from recorded_images import RECORDED
 
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.show import show

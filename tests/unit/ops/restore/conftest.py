@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from checkout import TESTS
 from msgspec.structs import replace
-from places import TESTS
 
 from crckpt.images.tree import ImageTree, read_tree
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dump_targets import CRIU
 from msgspec.structs import replace
-from recorded import RECORDED
+from recorded_images import RECORDED
 
 from crckpt.criu.command import Paths
 from crckpt.images.tree import ImageTree

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from image_sets import ImageSet, files_of, store
-from recorded import IMAGES, PAGES, RECORDED, image_set
+from recorded_images import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.images import wire
 from crckpt.images.core import read_core

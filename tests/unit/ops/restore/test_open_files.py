@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from other_user import NOBODY
 from own_process import descriptors
-from recorded import RECORDED
+from recorded_images import RECORDED
 from small_programs import WAITS, program
 from trees import open_workdir
 

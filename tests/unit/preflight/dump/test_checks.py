@@ -17,7 +17,7 @@ from dump_plans import (
     without_cap,
 )
 from msgspec.structs import replace
-from observed import PLAIN, ROOT
+from observations import PLAIN, ROOT
 
 from crckpt.host.observe.tree import Transient
 

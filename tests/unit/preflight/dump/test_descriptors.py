@@ -8,7 +8,7 @@ import stat
 import pytest
 from dump_plans import FILE, blocker_keys, plan, with_files
 from msgspec.structs import replace
-from observed import PLAIN
+from observations import PLAIN
 
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.maps import UnsavableMap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dump_plans import blocker_keys
 from msgspec.structs import replace
-from observed import PLAIN
+from observations import PLAIN
 
 from crckpt.host.proc.maps import UnsavableMap
 

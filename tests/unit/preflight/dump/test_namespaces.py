@@ -13,7 +13,7 @@ from dump_plans import (
     with_tree,
 )
 from msgspec.structs import replace
-from observed import NAMESPACES, PLAIN, ROOT
+from observations import NAMESPACES, PLAIN, ROOT
 
 from crckpt.host.namespaces.foreign import ForeignNamespace
 from crckpt.host.proc import Tree

@@ -12,7 +12,7 @@ from dump_plans import (
     with_tree,
 )
 from msgspec.structs import replace
-from observed import ROOT
+from observations import ROOT
 
 from crckpt.model import DumpOptions
 from crckpt.preflight.dump.checks import DumpPlan

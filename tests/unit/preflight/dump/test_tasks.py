@@ -13,7 +13,7 @@ from dump_plans import (
     without_cap,
 )
 from msgspec.structs import replace
-from observed import NAMESPACES, PLAIN, ROOT
+from observations import NAMESPACES, PLAIN, ROOT
 
 from crckpt.causes import cause
 from crckpt.host.observe.tasks import RESTARTED, WaitingThread

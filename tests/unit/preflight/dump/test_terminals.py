@@ -8,7 +8,7 @@ import stat
 import pytest
 from dump_plans import CHILD, FILE, plan, why, with_files, with_tree
 from msgspec.structs import replace
-from observed import ROOT
+from observations import ROOT
 
 TERMINAL = replace(FILE, fd=0, target="/dev/pts/3", mode=stat.S_IFCHR)
 

@@ -7,10 +7,10 @@ import socket
 import stat
 
 import pytest
+from checkout import PROJECT
 from dump_plans import CHILD, FILE, GONE, READS, TWO_PROCESSES, in_namespaces, with_files, with_tree
 from msgspec.structs import replace
-from observed import ROOT
-from places import PROJECT
+from observations import ROOT
 
 from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.proc import Descriptor

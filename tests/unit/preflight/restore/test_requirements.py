@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
+from checkout import TESTS
 from msgspec.structs import replace
-from places import TESTS
 from restore_plans import CREATED
 
 from crckpt.host.process.cgroups import TasksLeft

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from checkout import TESTS
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +39,6 @@ from image_sets import (
     store,
     write_set,
 )
-from places import TESTS
 from stages import superfluous
 from writer import Order, Writers
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkout import SUPPORT
 from image_sets import (
     described,
     of_pages,
@@ -18,7 +19,6 @@ from image_sets import (
     packs,
     write_set,
 )
-from places import SUPPORT
 
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, write_pagemap
 from crckpt.model import PAGE_SIZE

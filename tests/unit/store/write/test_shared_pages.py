@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkout import SUPPORT
 from image_sets import (
     ImageSet,
     area,
@@ -25,7 +26,6 @@ from image_sets import (
     write_set,
 )
 from memory_backend import MemoryBackend
-from places import SUPPORT
 from series import start_program
 
 from crckpt.errors import StoreLocked

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, StatementRunner, preload_library, reset, state, wait_for
 from protection import pages, protect_all_maps
+from target_processes import (
+    NO_WRITE_PROTECTION,
+    OF_ANOTHER,
+    PROGRAMS,
+    StatementRunner,
+    preload_library,
+    reset,
+    state,
+    wait_for,
+)
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.helper.calls.remote_calls import take_userfaultfds
@@ -128,7 +137,7 @@ def whole(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool,
 
 
 def _answers(library: Path, work: Path, hold: Hold) -> dict[str, Any]:
-    words = ["/usr/bin/python3", "-S", str(PROGRAMS / "asks_as_criu.py"), str(work)]
+    words = ["/usr/bin/python3", "-S", str(PROGRAMS / "criu_queries.py"), str(work)]
     preloaded = ("env", f"LD_PRELOAD={library}", f"CRCKPT_TRACKER={UffdWp.name}")
     environment = os.environ | hold.environment
     result = subprocess.run([*preloaded, *words], capture_output=True, text=True, check=True, env=environment)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
-from places import PROJECT
+from checkout import PROJECT
+from target_processes import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
 
 from crckpt.criu.hold import gate
 from crckpt.tracking.methods import SoftDirty, UffdWp
@@ -84,7 +84,7 @@ def environment(library: Path, tracker: str = UffdWp.name, hold: Path | None = N
     return words | ({"CRCKPT_HOLD": str(hold)} if hold else {})
 
 
-def asking(work: Path, environment: dict[str, str], program: str = "asks_as_criu.py") -> subprocess.Popen[str]:
+def asking(work: Path, environment: dict[str, str], program: str = "criu_queries.py") -> subprocess.Popen[str]:
     """Somebody who asks what CRIU asks."""
     words = ["/usr/bin/python3", "-S", str(PROGRAMS / program), str(work)]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tried import TRIED
+from forbidden_calls import TRIED
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 

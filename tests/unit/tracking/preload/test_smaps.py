@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import StatementRunner
-from entering import statement_runner as target_of
+from target_processes import StatementRunner
+from target_processes import statement_runner as target_of
 
 READER = """
 import ctypes, os, sys

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tried import TRIED
+from forbidden_calls import TRIED
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 

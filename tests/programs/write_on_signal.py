@@ -1,4 +1,4 @@
-"""Keep a data file open; at SIGUSR1 write NEW! to its begin: `writes_when_told.py FILE write|map`."""
+"""Keep a data file open; at SIGUSR1 write NEW! to its begin: `write_on_signal.py FILE write|map`."""
 
 from __future__ import annotations
 

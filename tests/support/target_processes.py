@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
-from places import TESTS
+from checkout import TESTS
 
 from crckpt.errors import HostCannot
 from crckpt.host.syscalls import memory_trials, pagemap
@@ -63,7 +63,7 @@ OF_ANOTHER: Final = {
     "still shared": [True, True, True],
     "read when it has ended": ["ESRCH", []],
 }
-"""What asks_as_criu.py is to be told of a process whose page 3 was written between the first scan and the reset."""
+"""What criu_queries.py is to be told of a process whose page 3 was written between the first scan and the reset."""
 
 
 def compile_program(source: str, into: Path, *options: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import NO_WRITE_PROTECTION, reset
+from target_processes import NO_WRITE_PROTECTION, reset
 
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials

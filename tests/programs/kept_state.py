@@ -1,6 +1,6 @@
 """State of the kernel's that a restored program must find again, and that CRIU alone loses.
 
-`keeps.py WORKDIR NAME...` makes each kind that is named. When WORKDIR/look appears, it looks at each, which may consume
+`kept_state.py WORKDIR NAME...` makes each named kind. When WORKDIR/look appears, it looks at each, which may consume
 it, and writes what it found to WORKDIR/found.json.
 """
 

@@ -1,4 +1,4 @@
-"""Take an id: usage taker.py NUMBER PID|thread|group|session. Prints `taken by PID` and keeps it until it is ended.
+"""Take an id: usage take_id.py NUMBER PID|thread|group|session. Prints `taken by PID` and keeps it until it is ended.
 
 A child whose leader had the id and has ended keeps a group or session.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
+from checkout import TESTS
 from image_sets import Area, ImageSet, page
-from places import TESTS
 
 from crckpt.images.pagemap import read_pagemap
 from crckpt.images.tree import ImageProcess, ImageTree, read_tree

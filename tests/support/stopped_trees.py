@@ -13,8 +13,8 @@ from typing import Final
 
 import psutil
 from cases import CASES
+from checkout import TESTS
 from command import PROGRAM, Crckpt
-from places import TESTS
 from trees import PYTHON, Case, NamespaceInits, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
@@ -88,7 +88,7 @@ def hang_ups_ignored() -> Iterator[None]:
 @contextmanager
 def taken(number: int, kind: str) -> Iterator[int]:
     """Another program uses `number` as its PID, thread, group or session; the PID of that program."""
-    argv = [PYTHON, str(TESTS / "programs/taker.py"), str(number), kind]
+    argv = [PYTHON, str(TESTS / "programs/take_id.py"), str(number), kind]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as taker:
         assert taker.stdout is not None
         line = taker.stdout.readline()
