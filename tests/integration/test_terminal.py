@@ -301,6 +301,26 @@ def test_stop_in_a_pid_namespace_gives_the_shell_the_terminal(
         wait_for(lambda: not runs(program.pid), WITHIN_S, "the program to be gone")
 
 
+@pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
+@pytest.mark.parametrize("then", [(), ("--new-pid-namespace",)], ids=["here", "new-pid-namespace"])
+def test_job_in_a_pid_namespace_can_be_dumped_and_restored_again(
+    crckpt: Crckpt, stopped_job: int, workdir: Path, then: tuple[str, ...]
+) -> None:
+    """The shell leads the session of the program from outside the namespace."""
+    for words in ("--new-pid-namespace",), then:
+        before = _read_status(workdir).counter
+        argv = (str(PROGRAM), "restore", JOB, *words)
+        with Terminal(*argv, environment=crckpt.environment) as terminal:
+            wait_for(lambda at=before: _read_status(workdir).counter > at + 2, WITHIN_S, "it to go on")  # type: ignore[misc]
+            crckpt.run("dump", JOB, "--incremental")
+            at = _read_status(workdir).counter
+            wait_for(lambda at=at: _read_status(workdir).counter > at + 2, WITHIN_S, "it to run on")  # type: ignore[misc]
+            terminal.type(INTERRUPT)
+            wait_for(lambda: _read_status(workdir).facts["interrupts"] != 0, WITHIN_S, "the interrupt to arrive")
+            crckpt.run("dump", JOB, "--stop")
+            terminal.process.wait(WITHIN_S)
+
+
 @contextmanager
 def _job(workdir: Path, line: str = "{}") -> Iterator[int]:
     """The PID of a program that a shell runs on a terminal, in the foreground; `line` is what is typed around it."""

@@ -132,8 +132,7 @@ def launched_criu(
         ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
         command = (
             *(nsenter_words(new.init, ("pid", "mnt")) if new and holder is None else ()),
-            # A tree without a session leader gets CRIU's session. One whose leader is outside its PID namespace could
-            # never be dumped.
+            # A tree without a session leader gets CRIU's session, with a number in its PID namespace for the next dump.
             *(("setsid",) if new and outside.terminal is None and holder is None else ()),
             *attempt.command(Paths(images, work, hold.script), ends.values, stream=not as_files),
         )

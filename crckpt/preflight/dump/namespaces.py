@@ -21,10 +21,14 @@ def judge_namespaces(observed: Observed) -> Iterator[Finding]:
         yield cause("container").finding(pid=root.pid, comm=root.comm)
     else:
         # A session without a leader in its PID namespace (criu/cr-dump.c). Of one in another namespace that is said.
+        # A CRIU that enters mounts has crckpt's library, which gives the root's a number (sessions.c); not of zombies.
+        has_number = root.ns_sids[-1:] == (0,) and "mnt" in namespaces_to_enter(observed)
         without_leader = (
             process.pid
             for process in observed.tree.processes
-            if process.ns_sids[-1:] == (0,) and len(process.ns_pids) == len(root.ns_pids)
+            if process.ns_sids[-1:] == (0,)
+            and len(process.ns_pids) == len(root.ns_pids)
+            and (process.state == "zombie" or not has_number)
         )
         if (pid := next(without_leader, None)) is not None:
             yield cause("session-outside").finding(pid=pid)

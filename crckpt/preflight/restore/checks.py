@@ -25,7 +25,7 @@ _REWOUND: Final = "file-rewound"
 # What is no warning prevents a restore.
 _WARNINGS: Final = (
     *("file-written", "log-kept", "log-appended", _REWOUND),
-    *("clocks-jump", "cpu-clocks", "parent-death", "session-left-outside"),
+    *("clocks-jump", "cpu-clocks", "parent-death"),
 )
 # The program itself may be running: --or-older must not start an older one next to it.
 _IN_USE: Final = (

@@ -94,9 +94,6 @@ def judge_terminals(planned: PlannedRestore, host: HostState) -> Iterator[Findin
         is_entered = planned.new_pid_namespace and planned.tty == "ours"
         if planned.has_terminal and is_entered and root.pgid != root.pid:
             yield cause("terminal-group-outside").finding()
-        # It joins the session of our shell, from outside its new PID namespace: CRIU cannot dump it there.
-        if is_entered and root.sid != root.pid:
-            yield cause("session-left-outside").finding()
     if not planned.may_have_consoles:
         yield from _find_other_users_consoles(planned.tree, host)
 

@@ -11,6 +11,7 @@
  *   restart.c   keeps system calls from being interrupted
  *   enter.c     CRIU enters the mounts of a tree that has its own
  *   links.c     links to removed files: through no symlink, and by names of their own (names.c)
+ *   sessions.c  a session that is led from outside the PID namespace of the tree gets a number
  *   terminals.c what terminals hold unread is written back unchanged
  *   files.c     the files that are watched for all this
  *

@@ -63,6 +63,16 @@ def test_sessions_from_outside_the_pid_namespace_are_blockers(sids: tuple[int, .
     assert found.what == "the session leader of process 101 is outside its PID namespace"
 
 
+def test_session_of_the_root_from_outside_is_no_blocker_if_crckpt_enters_mounts() -> None:
+    """crckpt's library names such a session to CRIU, but not that of a zombie."""
+    inside = {"ns_pids": (100, 5), "ns_sids": (500, 0)}
+    root = replace(in_namespaces(ROOT, pid=99, mnt=98), **inside)
+    child = replace(in_namespaces(CHILD, pid=99, mnt=98), ns_pids=(101, 6), ns_sids=(500, 0))
+    assert plan(with_tree(root, child)).blockers == ()
+    assert keys(plan(with_tree(root, replace(child, state="zombie"))).blockers) == ["session-outside"]
+    assert keys(plan(with_tree(replace(root, ns_sids=(100, 5)), child)).blockers) == ["session-outside"]
+
+
 def test_containers_are_refused() -> None:
     found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
     assert keys(found.blockers) == ["container"]

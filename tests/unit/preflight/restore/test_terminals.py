@@ -123,14 +123,3 @@ def test_replacement_terminal_removes_the_need(
     wanted = replace(planned, tree=tree, has_terminal=True, tty=tty, new_pid_namespace=True)
     assert [finding.key for finding in judge_restore(wanted, host).blockers] == keys
     assert judge_restore(wanted, host).needs_terminal == (tty in ("ours", "new"))
-
-
-@pytest.mark.parametrize(("tty", "keys"), [("ours", ["session-left-outside"]), ("new", []), ("null", [])])
-def test_session_from_outside_a_new_namespace_is_reported(
-    planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
-) -> None:
-    """CRIU refuses to dump a tree whose session leader it cannot see."""
-    slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
-    tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, sid=1),))
-    wanted = replace(planned, tree=tree, has_terminal=True, tty=tty, new_pid_namespace=True)
-    assert [found.key for found in judge_restore(wanted, host).warnings if found.key.startswith("session")] == keys
