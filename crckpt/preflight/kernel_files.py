@@ -73,21 +73,32 @@ def may_keep(file: KernelFile, may_look_into: Callable[[int], bool]) -> bool:
     if file.magic not in KERNEL_FILE_SYSTEMS or file.flags & os.O_PATH:
         return True
     reads = file.flags & os.O_ACCMODE == os.O_RDONLY
-    if file.magic == PROC:
-        return _may_keep_proc(file, may_look_into, reads=reads)
-    if file.magic in OTHERS or not reads or not file.mode & stat.S_IROTH:
-        return False
-    return file.magic in CONTROL_GROUPS or _OF_SYSFS.fullmatch(file.path) is not None
+    if file.magic != PROC:
+        is_readable = file.magic not in OTHERS and reads and bool(file.mode & stat.S_IROTH)
+        return is_readable and (file.magic in CONTROL_GROUPS or _OF_SYSFS.fullmatch(file.path) is not None)
+    of_process = _PROCESS.fullmatch(file.path)
+    if of_process is None:
+        return reads and bool(file.mode & stat.S_IROTH) and _OF_SYSTEM.fullmatch(file.path) is not None
+    whose, what = int(of_process[1]), of_process[2]
+    if reads and _OF_ANY_PROCESS.fullmatch(what):
+        return True
+    listed = _OF_OWN_PROCESS if reads else _WRITTEN_OF_OWN_PROCESS
+    return listed.fullmatch(what) is not None and may_look_into(whose)
 
 
 def may_trace_of(pid: int, rights: Mapping[int, Rights], undumpable: Collection[int]) -> Callable[[int], bool]:
-    """Return a function that tells whether process `pid` may trace another of its tree, by PID."""
+    """Return a function that tells whether process `pid` may trace another of its tree: ptrace(2), access modes."""
     mine = rights[pid]
 
     def may_trace_it(other: int) -> bool:
-        if other == pid:
-            return True
-        return other in rights and other not in undumpable and may_trace(mine, rights[other])
+        if other == pid or other not in rights or other in undumpable:
+            return other == pid
+        theirs = rights[other]
+        return (
+            {*theirs.uids[:3]} == {mine.uids[3]}
+            and {*theirs.gids[:3]} == {mine.gids[3]}
+            and not theirs.capabilities[_PERMITTED] & ~mine.capabilities[_EFFECTIVE]
+        )
 
     return may_trace_it
 
@@ -108,23 +119,3 @@ def make_judge(
 def is_root(rights: Rights, everything: int) -> bool:
     """Return whether these are all rights that we have ourselves."""
     return rights.uids[1] == 0 and not everything & ~rights.capabilities[_EFFECTIVE]
-
-
-def may_trace(mine: Rights, theirs: Rights) -> bool:
-    """Return whether a process with the first rights may look into one with the others: ptrace(2), access modes."""
-    return (
-        {*theirs.uids[:3]} == {mine.uids[3]}
-        and {*theirs.gids[:3]} == {mine.gids[3]}
-        and not theirs.capabilities[_PERMITTED] & ~mine.capabilities[_EFFECTIVE]
-    )
-
-
-def _may_keep_proc(file: KernelFile, may_look_into: Callable[[int], bool], *, reads: bool) -> bool:
-    of_process = _PROCESS.fullmatch(file.path)
-    if of_process is None:
-        return reads and bool(file.mode & stat.S_IROTH) and _OF_SYSTEM.fullmatch(file.path) is not None
-    whose, what = int(of_process[1]), of_process[2]
-    if reads and _OF_ANY_PROCESS.fullmatch(what):
-        return True
-    listed = _OF_OWN_PROCESS if reads else _WRITTEN_OF_OWN_PROCESS
-    return listed.fullmatch(what) is not None and may_look_into(whose)

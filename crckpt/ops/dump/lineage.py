@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -161,7 +161,13 @@ class Lineage:
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.summary = replace(self.summary, why_full=error.message, whole=())
             return
-        whole = (*self.summary.whole, *_describe_missed(self.parent, basis, root))
+        # Processes that rounds did not copy: CRIU dumps them in full.
+        now = proc.read_process(root) if self.parent.rounds else None
+        named, missed = {process.pid for process in basis.whole}, []
+        for one in proc.read_tree(now).processes if now is not None else ():
+            if one.state == "stopped" and one.pid not in named and not self.parent.pagemap(one.pid).exists():
+                missed.append(f"PID {one.pid}: a round copies nothing of a stopped process")
+        whole = (*self.summary.whole, *missed)
         self.summary = replace(self.summary, base=self.parent.checkpoint, rounds=self.parent.rounds, whole=whole)
 
     def _report(self, message: Callable[[KeeperSession], None]) -> None:
@@ -174,15 +180,6 @@ class Lineage:
         except HostCannot:
             # The connection stays open: a slow keeper must not remove the rounds that this dump needs.
             self.has_lost_keeper = True
-
-
-def _describe_missed(parent: ParentImages, basis: DumpBasis, root: int) -> Iterator[str]:
-    """Clauses on processes below `root` that rounds did not copy: CRIU dumps them in full."""
-    process = proc.read_process(root) if parent.rounds else None
-    named = {process.pid for process in basis.whole}
-    for one in proc.read_tree(process).processes if process is not None else ():
-        if one.state == "stopped" and one.pid not in named and not parent.pagemap(one.pid).exists():
-            yield f"PID {one.pid}: a round copies nothing of a stopped process"
 
 
 def open_lineage(
@@ -201,24 +198,22 @@ def open_lineage(
     of the tree.
     """
     was_tracked = before is not None or record_path(KEEPER, root.identity).exists() or was_ended(root)
-    if wanted is False:
-        return Lineage(LineageSummary("", "", why_full=_NOT_WANTED)) if was_tracked else None
-    if apart:
-        said = "tracker: none" if wanted else ""
-        return Lineage(LineageSummary("", said, why_full=_APART)) if wanted or was_tracked else None
+    if wanted is False or apart:
+        why, said = (_NOT_WANTED, "") if wanted is False else (_APART, "tracker: none" if wanted else "")
+        return Lineage(LineageSummary("", said, why_full=why)) if wanted or was_tracked else None
     why_new = why_no_tracker(root, before)
     try:
-        if (keeper := find_session(root)) is not None:
-            return Lineage(LineageSummary("", ""), keeper)
-        killed = was_killed(root)
-        if starts and (wanted or killed):
+        keeper = find_session(root)
+        killed = keeper is None and was_killed(root)
+        if keeper is None and starts and (wanted or killed):
             keeper = start_session(root, criu, KILLED if killed else why_new)
-            return Lineage(LineageSummary("", ""), keeper)
     except Untracked as error:
         why_full = f"the tree cannot be tracked: {error.message}"
         return Lineage(LineageSummary("", f"tracker: none ({error.message})", why_full=why_full))
     except HostCannot as error:
         return Lineage(LineageSummary("", error.message, why_full=error.message))
+    if keeper is not None:
+        return Lineage(LineageSummary("", ""), keeper)
     why = KILLED if killed else why_new or ("this tree has no tracker yet" if wanted else "")
     rest = _STARTS if wanted or killed else _AGAIN
     return Lineage(LineageSummary("", "", why_full=f"{why}{rest}")) if why else None

@@ -21,8 +21,8 @@ from crckpt.ops.restore.holders import HOLDERS
 from crckpt.ops.restore.images import ImageEdits, find_new_paths, images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
+from crckpt.preflight.restore.descriptors import find_terminal_files
 from crckpt.preflight.restore.files import find_unsized
-from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.tracking.preload.library import restore_words

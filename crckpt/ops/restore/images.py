@@ -1,4 +1,4 @@
-"""A checkpoint's images as CRIU reads them in a restore: as files or as streams, with what CRIU would lose repaired."""
+"""A checkpoint's images as CRIU reads them, as files or streams, repaired; and the memory that crckpt fills itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.space import nearest_existing
 from crckpt.host.syscalls.process_vm import can_write_memory
-from crckpt.images.core import drop_parent_death_signal
+from crckpt.images.core import ZOMBIE, drop_parent_death_signal
 from crckpt.images.files import edit_files
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
@@ -192,3 +193,29 @@ class ImageStreams:
         with self._lock:
             self._done = min(self._done + more, self._reading.total)
             self._progress(self._done, self._reading.total)
+
+
+def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) -> None:
+    """In the hold: write the memory that CRIU did not get. All tasks must live before and after that.
+
+    The tree is in our PID namespace, or in that of the process `init`. `images` is None if CRIU reads files: these
+    contain all memory. Raises RestoreFailed, IntegrityError, OSError.
+    """
+    living = [process for process in tree.processes if process.state != ZOMBIE]
+    tasks = ((process.pid, thread.tid) for process in living for thread in process.threads)
+    if missing := proc.find_ended_tasks(tasks, init):
+        raise RestoreFailed(f"CRIU did not restore these processes: {_join(missing)}", state=NOTHING_LEFT)
+    if images is None:
+        return
+    images.fill(init)
+    # Filling takes time. If a task was killed during it, CRIU would wait for the task forever, or crash.
+    if ended := proc.find_ended_tasks(((process.pid, process.pid) for process in living), init):
+        raise RestoreFailed(
+            f"PID {_join(ended)} ended while crckpt filled its memory",
+            state=NOTHING_LEFT,
+            hint="check whether memory ran out (journalctl -k -g oom); then try again",
+        )
+
+
+def _join(numbers: tuple[int, ...]) -> str:
+    return ", ".join(str(number) for number in numbers)

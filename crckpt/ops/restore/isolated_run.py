@@ -33,14 +33,13 @@ from crckpt.ops.failure_locations import name_place_in_images
 from crckpt.ops.failures import criu_failure
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
-from crckpt.ops.restore.images import ImageStreams
-from crckpt.ops.restore.memory_fill import fill_memory
+from crckpt.ops.restore.images import ImageStreams, fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.preflight.restore.checks import RestoreVerdict
+from crckpt.preflight.restore.descriptors import find_needed_numbers
 from crckpt.preflight.restore.rehearsal import find_needed_addresses
-from crckpt.preflight.restore.terminals import find_needed_numbers
 from crckpt.store import Checkpoint
 from crckpt.tracking.preload.library import restore_words
 

@@ -13,8 +13,8 @@ from crckpt.helper.terminal.protocol import HeldTree
 from crckpt.host import proc
 from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.preflight.restore.descriptors import find_terminal_leader
 from crckpt.preflight.restore.tasks import find_needed_ids
-from crckpt.preflight.restore.terminals import find_terminal_leader
 
 
 @contextmanager

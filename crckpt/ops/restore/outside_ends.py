@@ -15,7 +15,7 @@ from crckpt.host.observe.pipes import make_filled_pipe
 from crckpt.host.process import run
 from crckpt.images.pipes import PipeContent
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT
-from crckpt.preflight.restore.pipes import OutsidePipe
+from crckpt.preflight.restore.descriptors import OutsidePipe
 
 
 class OutsideEnds(Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,12 +42,14 @@ from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.request import RehearsalRequest, RestoreRequest
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_attribute_record
-from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.files import find_unsized
-from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsal_warnings, writable_bytes
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
+
+if TYPE_CHECKING:
+    from crckpt.store.format.index import StoredFile
 
 # For CRIU, the init, the probe, and what the kernel charges to the group: page tables, pipes.
 _SPARE: Final = 512 << 20
@@ -148,18 +150,7 @@ def rehearse_checkpoint(
             streams = ImageStreams(reading, tree, context.progress, edits)
             streams.begin()
         details = read_details(repository, checkpoint)
-        # Files are cut back in the overlay only.
-        choices = RestoreRequest(request.ref, detach=True, tcp="close", grown="rewind", new_pid_namespace=True)
-        planned = plan_restore(choices, checkpoint, tree, details, criu, is_rehearsal=True)
-        # In namespaces of its own all ports and terminals are free. Files on an overlay are other files, without locks
-        # and writers.
-        free = {"refused": {}, "locks": {}, "writers": {}, "terminals": frozenset[int]()}
-        host = replace(survey(planned, reading.files, find_work_place(context, repository)), **free)
-        verdict = judge_restore(planned, host)
-        blockers = (*find_rehearsal_blockers(tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
-        if blockers:
-            raise preflight_refusal(tuple(blocker.fill(**request.values) for blocker in blockers))
-        limit = _memory_limit(tree, host)
+        verdict, limit = _judge(request, context, repository, checkpoint, criu, tree, reading.files, details)
         # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(opened_work_directory(context, repository)).resolve()
         group = stack.enter_context(memory_limit.limited(limit))
@@ -203,14 +194,37 @@ def rehearse_checkpoint(
     )
 
 
-def _memory_limit(tree: ImageTree, host: HostState) -> int:
-    """The limit in bytes: enough for the tree to double its memory, and for the files that it may write to."""
-    pages, files, free = host.resources.memory, writable_bytes(tree, host.files), host.resources.free_memory
-    if pages + files > free:
-        sizes = {"needed": pages + files, "memory": pages, "files": files, "free": free}
+def _judge(
+    request: RehearsalRequest,
+    context: Context,
+    repository: Repository,
+    checkpoint: Checkpoint,
+    criu: Criu,
+    tree: ImageTree,
+    files: tuple[StoredFile, ...],
+    details: dict[str, Any],
+) -> tuple[RestoreVerdict, int]:
+    """Judge the rehearsal; return also its limit of memory in bytes.
+
+    It is enough for the tree to double its memory, and for the files that it may write to.
+    """
+    # Files are cut back in the overlay only.
+    choices = RestoreRequest(request.ref, detach=True, tcp="close", grown="rewind", new_pid_namespace=True)
+    planned = plan_restore(choices, checkpoint, tree, details, criu, is_rehearsal=True)
+    # In namespaces of its own all ports and terminals are free. Files on an overlay are other files, without locks
+    # and writers.
+    unused = {"refused": {}, "locks": {}, "writers": {}, "terminals": frozenset[int]()}
+    host = replace(survey(planned, files, find_work_place(context, repository)), **unused)
+    verdict = judge_restore(planned, host)
+    blockers = (*find_rehearsal_blockers(tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
+    if blockers:
+        raise preflight_refusal(tuple(blocker.fill(**request.values) for blocker in blockers))
+    pages, written, free = host.resources.memory, writable_bytes(tree, host.files), host.resources.free_memory
+    if pages + written > free:
+        sizes = {"needed": pages + written, "memory": pages, "files": written, "free": free}
         words = {name: mebibytes(size) for name, size in sizes.items()}
         raise preflight_refusal((cause("memory-rehearsed").finding(**words),))
-    return min(2 * (pages + files) + _SPARE, free)
+    return verdict, min(2 * (pages + written) + _SPARE, free)
 
 
 def _failures(tree: ImageTree, run: IsolatedRun, *, out_of_memory: bool) -> Iterator[str]:

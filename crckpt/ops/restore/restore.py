@@ -44,10 +44,9 @@ from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, igno
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.holders import write_holders
-from crckpt.ops.restore.images import ImageStreams, LateFill
+from crckpt.ops.restore.images import ImageStreams, LateFill, fill_memory
 from crckpt.ops.restore.judgement import judge_attempt
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
-from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, record_running, refuse_moved, restoring
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
@@ -56,8 +55,8 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict
+from crckpt.preflight.restore.descriptors import find_needed_numbers, needs_terminal
 from crckpt.preflight.restore.tasks import find_needed_ids
-from crckpt.preflight.restore.terminals import find_needed_numbers, needs_terminal
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.damage import DamagedCheckpoint
 from crckpt.store.read.details import read_details

@@ -29,9 +29,9 @@ from crckpt.host.process.terminals import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
+from crckpt.preflight.restore.descriptors import find_needed_locks
 from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path, find_watched_paths
 from crckpt.preflight.restore.host import FileState, HostState, Refusal
-from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.requirements import (
     DiskSpace,

@@ -8,15 +8,21 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.causes.finding import separate
+from crckpt.preflight.restore.descriptors import (
+    OutsidePipe,
+    judge_locks,
+    judge_pipes,
+    judge_terminals,
+    needs_terminal,
+    outside_pipes,
+    two_way_pipes,
+)
 from crckpt.preflight.restore.files import judge_files
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.locks import judge_locks
-from crckpt.preflight.restore.pipes import OutsidePipe, judge_pipes, outside_pipes, two_way_pipes
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.requirements import judge_requirements
 from crckpt.preflight.restore.sockets import judge_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids, find_taken_ids, judge_tasks
-from crckpt.preflight.restore.terminals import judge_terminals, needs_terminal
 
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""

@@ -11,8 +11,7 @@ import pytest
 
 from crckpt.errors import RestoreFailed
 from crckpt.images.tree import ImageTree
-from crckpt.ops.restore.images import ImageStreams
-from crckpt.ops.restore.memory_fill import fill_memory
+from crckpt.ops.restore.images import ImageStreams, fill_memory
 
 
 class Streams(ImageStreams):

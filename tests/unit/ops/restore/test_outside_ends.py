@@ -8,7 +8,7 @@ import pty
 import tty
 
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
-from crckpt.preflight.restore.pipes import OutsidePipe
+from crckpt.preflight.restore.descriptors import OutsidePipe
 
 
 def test_our_terminal_is_passed_write_only() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from crckpt.host.proc.file_users import HeldLock
 from crckpt.images.filelocks import FileLock, LockKind
-from crckpt.preflight.restore.locks import find_conflict
+from crckpt.preflight.restore.descriptors import find_conflict
 
 MINE = FileLock("POSIX", exclusive=True, pid=7, fd=3, start=100, end=149)
 THEIRS = HeldLock("POSIX", exclusive=True, start=0, end=None, pid=9, comm="other")

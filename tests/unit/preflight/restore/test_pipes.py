@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from crckpt.images.pipes import Pipe
 from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.descriptors import OutsidePipe
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.pipes import OutsidePipe
 from crckpt.preflight.restore.plan import PlannedRestore
 
 

@@ -10,14 +10,14 @@ from crckpt.images.core import Credentials
 from crckpt.images.tree import OpenDescriptor
 from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.preflight.restore.checks import judge_restore
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore, TerminalChoice
-from crckpt.preflight.restore.terminals import (
+from crckpt.preflight.restore.descriptors import (
     TerminalLeader,
     find_needed_numbers,
     find_terminal_files,
     find_terminal_leader,
 )
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.plan import PlannedRestore, TerminalChoice
 
 
 def test_outside_terminal_is_needed(planned: PlannedRestore, host: HostState) -> None:

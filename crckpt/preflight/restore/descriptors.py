@@ -1,4 +1,4 @@
-"""Check the terminals of a checkpoint before a restore."""
+"""Check what the descriptors of a checkpoint lead to before a restore: terminals, pipes, and files with locks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
+from crckpt.host.proc.file_users import HeldLock
+from crckpt.images.filelocks import FileLock
+from crckpt.images.pipes import Pipe
+from crckpt.images.regfile import RegularFile
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree, Thread
 from crckpt.images.tty import Terminal, TerminalInfo
+from crckpt.preflight.restore.files import find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
+_STDOUT, _STDERR = 1, 2
 # Terminals that remain after the program has ended, for the next user who logs in there.
 _CONSOLES = ("console", "virtual console", "external", "serial")
 
@@ -122,3 +128,85 @@ def _users(threads: Iterable[Thread]) -> set[int]:
     """Return the real and effective user ids of these threads."""
     known = (thread.core.credentials for thread in threads)
     return {user for each in known if each is not None for user in (each.uid, each.euid)}
+
+
+class OutsidePipe(Struct, frozen=True):
+    """A pipe into which the tree writes and from which a process outside read.
+
+    `errors`: the tree has it only as standard error (fd 2). `polled`: an epoll watches it. A pipe that the tree reads
+    is none: CRIU makes it again with the bytes in it, and nobody can write to it.
+    """
+
+    inode: int
+    errors: bool
+    polled: bool = False
+
+
+def judge_pipes(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> Iterator[Finding]:
+    """Find a pipe that would become crckpt's output, if that is a socket."""
+    if any((_STDERR if pipe.errors else _STDOUT) in planned.sockets for pipe in outside):
+        yield cause("output-socket").finding()
+
+
+def outside_pipes(planned: PlannedRestore) -> tuple[OutsidePipe, ...]:
+    """Return the pipes that the tree wrote to and a process outside read."""
+    tree = planned.tree
+    # Go through all files: some wait in a socket, and no process has them open.
+    pipes = [file for file in tree.files if isinstance(file, Pipe)]
+    polled = {pipe.pipe_id for pipe in pipes if pipe.id in tree.polled}
+    ends: dict[int, set[int]] = {}
+    for pipe in pipes:
+        ends.setdefault(pipe.pipe_id, set()).add(pipe.flags & os.O_ACCMODE)
+    numbers: dict[int, set[int]] = {}
+    for opened in (opened for process in tree.processes for opened in process.descriptors):
+        if isinstance(opened.file, Pipe):
+            numbers.setdefault(opened.file.pipe_id, set()).add(opened.fd)
+    return tuple(
+        OutsidePipe(inode, errors=numbers.get(inode) == {_STDERR}, polled=inode in polled)
+        for inode, found in ends.items()
+        # Where a reader is not known there was one: the program must not be ended by SIGPIPE.
+        if found == {os.O_WRONLY} and inode not in planned.closed_pipes
+    )
+
+
+def two_way_pipes(tree: ImageTree) -> frozenset[int]:
+    """Return the inodes of pipes with a descriptor both to read and to write."""
+    pipes = (file for file in tree.files if isinstance(file, Pipe))
+    return frozenset(pipe.pipe_id for pipe in pipes if pipe.flags & os.O_ACCMODE == os.O_RDWR)
+
+
+def find_needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
+    """Return the locks that a restore takes again: each with its path, and who had it by which descriptor."""
+    needed = {find_needed_path(file) for file in find_needed_files(tree)}
+    holders = {process.pid: process for process in tree.processes}
+    for lock in tree.locks:
+        holder = holders[lock.pid]
+        for opened in holder.descriptors:
+            if opened.fd == lock.fd and isinstance(opened.file, RegularFile):
+                path = find_needed_path(opened.file)
+                if path in needed:
+                    yield lock, path, f"fd {lock.fd} of {holder.comm}, PID {lock.pid}"
+
+
+def judge_locks(tree: ImageTree, host: HostState) -> Iterator[Finding]:
+    """Find locks that other programs hold: CRIU would wait for them without end."""
+    # flock without LOCK_NB, and F_SETLKW (criu/file-lock.c:626 and 645).
+    needed = find_needed_locks(tree)
+    found = (find_conflict(lock, path, holder, host.locks.get(path, ())) for lock, path, holder in needed)
+    yield from filter(None, found)
+
+
+def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[HeldLock]) -> Finding | None:
+    """Find another program's lock because of which `lock`, which `holder` had on `path`, cannot be taken again."""
+    for other in others:
+        # POSIX and OFD locks are on bytes of a file. flock is on the whole file, and independent of them (fcntl(2)).
+        if (
+            (lock.kind == "flock") == (other.kind == "flock")
+            and (lock.exclusive or other.exclusive)
+            and (other.end is None or lock.start <= other.end)
+            and (lock.end is None or other.start <= lock.end)
+        ):
+            title = f"the {lock.kind} {'lock ' * (lock.kind != 'flock')}on {path} ({holder})"
+            by = f"{other.comm} (PID {other.pid})" if other.pid else "another program"
+            return cause("lock-taken").finding(lock=title, holder=by)
+    return None
