@@ -171,14 +171,13 @@ def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFa
 
 
 def _with_state(error: CommandFailure, made: str | None, state: TreeState) -> CommandFailure:
-    known = "crckpt cannot read whether a checkpoint was made" if made is None else f"checkpoint {made} was made"
-    if made == "":
-        known = NOTHING_MADE
+    known = NOTHING_MADE if made == "" else f"checkpoint {made} was made"
+    if made is None:
+        known = "crckpt cannot read whether a checkpoint was made"
     if isinstance(error, TargetNotRunning):
         return error.reword(error.message, state=known)
     # A move says in its own words where the program runs, but not which checkpoint was made.
     said, now = (error.what, f"{known}; {state.clause}") if made == "" else (f"{error.what}; {known}", state.clause)
-    if state.kind in ("stopped", "lost"):
+    if state.kind != "running":
         return TreeStopped(said, state=now, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)
-    again = _AGAIN if isinstance(error, IntegrityError) else ""
-    return error.reword(said, state=now, hint=error.hint or again)
+    return error.reword(said, state=now, hint=error.hint or (_AGAIN if isinstance(error, IntegrityError) else ""))

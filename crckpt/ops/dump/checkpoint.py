@@ -37,7 +37,7 @@ from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.reported import Reported, check_reported, find_securebits
-from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
+from crckpt.ops.dump.result import DumpResult, PreCopyResult
 from crckpt.ops.dump.rounds import pre_copy
 from crckpt.ops.failures import to_dump_error
 from crckpt.ops.last_checkpoint import read_last_checkpoint
@@ -147,11 +147,25 @@ def _planned(target: DumpTarget, workspace: Workspace | None) -> Iterator[Planne
         yield PlannedDump(target, lineage, rounds, shared, before)
 
 
-def _make_result(dump: PlannedDump, command: tuple[str, ...], warnings: tuple[Finding, ...] = ()) -> DumpResult:
-    target = dump.target
-    plan = replace(target.plan, warnings=(*target.plan.warnings, *dump.warnings, *warnings))
-    stop = target.request.stop
-    return DumpResult(target.job, target.pid, plan, command, target.criu, stop, pre_copy=dump.pre_copy)
+def _make_result(
+    dump: PlannedDump, command: tuple[str, ...], workspace: Workspace | None = None, warnings: tuple[Finding, ...] = ()
+) -> DumpResult:
+    target, lineage = dump.target, None
+    if dump.lineage is not None and workspace is not None:
+        lineage = dump.lineage.summary
+        # With --stop CRIU writes them after it has ended the tree: a full disk costs these numbers, and no more.
+        with suppress(OSError, IntegrityError):
+            lineage = dump.lineage.summary_of(read_dump_stats(workspace.stats.read_bytes()))
+    return DumpResult(
+        job=target.job,
+        pid=target.pid,
+        plan=replace(target.plan, warnings=(*target.plan.warnings, *dump.warnings, *warnings)),
+        command=command,
+        criu=target.criu,
+        stop=target.request.stop,
+        lineage=lineage,
+        pre_copy=dump.pre_copy,
+    )
 
 
 def _dump(
@@ -208,9 +222,8 @@ def _dump_and_resume(
     if rounds is not None and rounds.max_freeze_ms is not None:
         rounds = replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
     result = replace(
-        _make_result(dump, outcome.argv, unasked),
+        _make_result(dump, outcome.argv, workspace, unasked),
         frozen_ms=frozen_ms,
-        lineage=_summarise_lineage(dump, workspace),
         pre_copy=rounds,
     )
     alone = target.request.asynchronous
@@ -276,9 +289,8 @@ def _dump_and_stop(
     if hand_over is not None:
         hand_over.end()
     return replace(
-        _make_result(dump, outcome.argv, unasked),
+        _make_result(dump, outcome.argv, workspace, unasked),
         checkpoint=made[0],
-        lineage=_summarise_lineage(dump, workspace),
         rehearsal=rehearsals[0] if rehearsals else None,
     )
 
@@ -288,15 +300,6 @@ def _copying_reported(dump: PlannedDump, workspace: Workspace) -> AbstractContex
     is_known, context = dump.pre_copy is not None or dump.parent is None, dump.target.context
     progress = context.copy_progress if is_known else ignore_progress
     return copying_reported(workspace.images, dump.target.observed.memory, progress)
-
-
-def _summarise_lineage(dump: PlannedDump, workspace: Workspace) -> LineageSummary | None:
-    if dump.lineage is None:
-        return None
-    # With --stop CRIU writes them after it has ended the tree: a full disk costs these numbers, and no more.
-    with suppress(OSError, IntegrityError):
-        return dump.lineage.summary_of(read_dump_stats(workspace.stats.read_bytes()))
-    return dump.lineage.summary
 
 
 def commit_checkpoint(

@@ -80,10 +80,14 @@ def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: b
 
 def read_frozen_details(target: DumpTarget) -> dict[str, object]:
     """Read the details that the tree changes all the time: again while it is frozen, if that is possible."""
-    observed = target.observed
+    tree, descriptors = target.observed.tree, target.observed.descriptors
+    links = {f"/proc/{each.pid}/fd/{each.fd}" for each in descriptors if each.flags & os.O_ACCMODE != os.O_RDONLY}
+    links |= {link for pid in tree.pids for link in find_mapped_files(pid).values() if _is_writable(link)}
+    read = [found for link in links if (found := read_link(link)) is not None]
     return {
-        "descriptors": attributes.record_descriptors(observed),
-        "file_times": _read_times(observed.tree, observed.descriptors),
+        "descriptors": attributes.record_descriptors(target.observed),
+        # When files that the tree can write were written last: by the clock of their own server.
+        "file_times": {path: status.st_mtime for path, status in read if stat.S_ISREG(status.st_mode)},
     }
 
 
@@ -147,14 +151,6 @@ def record_files(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dic
         "file_owners": {path: sorted(users) for path, users in owners.items()},
         "file_heads": heads,
     }
-
-
-def _read_times(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, float]:
-    """Read when files that the tree can write were written last, by path: by the clock of their own server."""
-    links = {f"/proc/{each.pid}/fd/{each.fd}" for each in descriptors if each.flags & os.O_ACCMODE != os.O_RDONLY}
-    links |= {link for pid in tree.pids for link in find_mapped_files(pid).values() if _is_writable(link)}
-    read = (read_link(link) for link in links)
-    return {found[0]: found[1].st_mtime for found in read if found is not None and stat.S_ISREG(found[1].st_mode)}
 
 
 def _is_writable(link: str) -> int:

@@ -55,8 +55,8 @@ def pre_copy(
 ) -> tuple[DumpTarget, PreCopyResult]:
     """Take the rounds that are asked for; return the target as its tree is after them, and the rounds.
 
-    Raises PreflightRefused if the estimated freeze is too long and --abort-over was given, and what `take_rounds`,
-    `try_speed` and `examine_again` raise.
+    Raises PreflightRefused if the estimated freeze is too long and --abort-over was given, Interrupted between two
+    rounds, and what `take_round`, `try_speed` and `examine_again` raise.
     """
     estimate_ms = _make_estimate(target, lineage, asked, workspace.staging)
 
@@ -65,7 +65,18 @@ def pre_copy(
             return _fits(asked, estimate_ms(last))
         return bytes_left(target.observed.tree.root, lineage.summary.tracker)[0] < _LITTLE
 
-    rounds = take_rounds(target, lineage, workspace.repository, workspace.work, asked.max_rounds, suffices)
+    def take() -> RoundResult:
+        return take_round(target, lineage, workspace.repository, workspace.work)
+
+    rounds: list[RoundResult] = []
+    # Without anything that tells what was written there are no rounds.
+    try:
+        for result in worthwhile_rounds(take, asked.max_rounds, suffices):
+            rounds.append(result)
+            with interrupts_allowed():
+                pass  # an interruption that came while CRIU ran is raised here
+    except HostCannot as error:
+        lineage.give_up(error.message)
     is_tracked, memory = lineage.keeper is not None and bool(rounds), None
     if is_tracked:
         # The dump will copy what is left now, and as much again for tracked memory written until it begins. Measuring
@@ -84,7 +95,7 @@ def pre_copy(
             f"ms (--max-freeze){why}",
             hint=f"{kept}allow a longer freeze: --max-freeze TIME; without --abort-over the dump goes on all the same",
         )
-    return again, PreCopyResult(rounds, estimated_ms, asked.max_freeze_ms)
+    return again, PreCopyResult(tuple(rounds), estimated_ms, asked.max_freeze_ms)
 
 
 def _make_estimate(
@@ -120,29 +131,6 @@ def take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wor
         # Take a full round, once: it has no base that could mismatch.
         lineage.restart_full(error.reason)
         return _take_round(target, lineage, repository, work)
-
-
-def take_rounds(
-    target: DumpTarget,
-    lineage: Lineage,
-    repository: Repository,
-    work: Path,
-    most: int,
-    suffices: Callable[[RoundResult], bool],
-) -> tuple[RoundResult, ...]:
-    """Take up to `most` rounds, until one `suffices` or the next would not pay; none if nothing tells what was written.
-
-    Raises DumpFailed, PreflightRefused (CRIU may not open enough descriptors), Interrupted (between two rounds).
-    """
-    rounds: list[RoundResult] = []
-    try:
-        for result in worthwhile_rounds(lambda: take_round(target, lineage, repository, work), most, suffices):
-            rounds.append(result)
-            with interrupts_allowed():
-                pass  # an interruption that came while CRIU ran is raised here
-    except HostCannot as error:
-        lineage.give_up(error.message)
-    return tuple(rounds)
 
 
 def worthwhile_rounds(

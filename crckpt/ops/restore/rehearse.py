@@ -139,12 +139,8 @@ def rehearse_checkpoint(
         reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
         stack.enter_context(limited_waits_of_restore(tree.users))
-        edits = ImageEdits(
-            images_with_parent_signal(tree),
-            paths=find_new_paths(tree),
-            unsized=find_unsized(tree, "keep"),
-            groups=tree.groups,
-        )
+        without_signal, unsized = images_with_parent_signal(tree), find_unsized(tree, "keep")
+        edits = ImageEdits(without_signal, None, find_new_paths(tree), unsized, tree.groups)
         streams = None
         if not tree.is_read_by_position:
             streams = ImageStreams(reading, tree, context.progress, edits)
@@ -154,9 +150,7 @@ def rehearse_checkpoint(
         # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(opened_work_directory(context, repository)).resolve()
         group = stack.enter_context(memory_limit.limited(limit))
-        directory = None
-        if streams is None:
-            directory = write_images(repository, checkpoint, work, context.progress, edits)
+        directory = write_images(repository, checkpoint, work, context.progress, edits) if streams is None else None
         # A rehearsal changes nothing, so the tree may be less protected; crckpt reports that.
         attributes = plan_attributes(read_attribute_record(details), tree, allow_weaker=True, is_isolated=True)
         attributes.enter_session()

@@ -330,11 +330,8 @@ def _build(
         with orphans.ended_on_failure(frozenset() if criu.new else find_needed_ids(tree)):
             ran = criu.run.follow(criu.hold, in_hold)
             if not ran.ok:
-                with interrupts_allowed():
-                    criu.streamer.check()
-                    raise _criu_failure(ran, tree, attempt)
+                raise _criu_failure(ran, tree, attempt, criu)
             outer = result.pid or root
-            # A root that fails at once is no restore; in the foreground its own status says so.
             add(_check_root(root, outer, criu.init, holder, attempt) if detach else ())
         # The tree runs: nothing that fails from here on may end it.
         _note_restored(attempt)
@@ -348,12 +345,14 @@ def _build(
         return replace(result, job=start_job(tree, child, criu.init, terminal, modes))
 
 
-def _criu_failure(result: CriuResult, tree: ImageTree, attempt: RestoreAttempt) -> CrckptError:
+def _criu_failure(result: CriuResult, tree: ImageTree, attempt: RestoreAttempt, criu: LaunchedCriu) -> CrckptError:
     # Only for failures, and slow to load.
     from crckpt.ops.failure_locations import name_place_in_images
 
-    find_place, values = name_place_in_images(tree), attempt.values
-    return criu_failure(result, RestoreFailed, "the restore", find_place, NOTHING_LEFT, values=values)
+    with interrupts_allowed():
+        criu.streamer.check()
+        find_place = name_place_in_images(tree)
+        return criu_failure(result, RestoreFailed, "the restore", find_place, NOTHING_LEFT, values=attempt.values)
 
 
 def _note_restored(attempt: RestoreAttempt) -> None:
@@ -377,7 +376,10 @@ def _note_restored(attempt: RestoreAttempt) -> None:
 def _check_root(
     root: int, outer: int, init: int | None, holder: TerminalHolder | None, attempt: RestoreAttempt
 ) -> Iterator[Finding]:
-    """Yield a warning if the root has ended well already. Raises RestoreFailed if it failed."""
+    """Yield a warning if the root has ended well already. Raises RestoreFailed if it failed.
+
+    In the foreground its own status says so.
+    """
     ending = holder.find_ending(root, outer) if holder is not None else orphans.find_ending(init or root)
     if ending is None:
         return
