@@ -6,7 +6,7 @@ import errno
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -95,27 +95,22 @@ def _describe_disconnected(mount: str) -> tuple[str, str]:
     return f"the file system on {mount} did not answer, and crckpt disconnected it", hint
 
 
-@contextmanager
-def limited_waits_of_dump(root: int) -> Iterator[None]:
+def limited_waits_of_dump(root: int) -> AbstractContextManager[None]:
     """During this block crckpt waits for no FUSE file system of the tree below `root` without limit.
 
     If the block fails then, the error names the file system. CRIU has a limit of its own: `crckpt.criu.engine`.
     """
-    with _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort_connections(fuse.tree_pids(root))):
-        yield
+    return _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort_connections(fuse.tree_pids(root)))
 
 
-@contextmanager
-def limited_waits_of_restore(users: frozenset[int]) -> Iterator[None]:
+def limited_waits_of_restore(users: frozenset[int]) -> AbstractContextManager[None]:
     """During this block crckpt and its CRIU wait for no FUSE file system of these users without limit.
 
     If the block fails then, the error names the file system.
     """
-
     # CRIU and the processes that it makes descend from us.
     ours = partial(fuse.tree_pids, os.getpid())
-    with _limited_waits(ours, lambda: fuse.abort_connections(ours(), users)):
-        yield
+    return _limited_waits(ours, lambda: fuse.abort_connections(ours(), users))
 
 
 @contextmanager
