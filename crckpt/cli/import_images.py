@@ -8,7 +8,6 @@ from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
-from crckpt.ops.import_images import import_images as perform
 
 
 def import_images(
@@ -19,6 +18,9 @@ def import_images(
     config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Store images that `criu dump` wrote, as the newest checkpoint of JOB. DIR is not changed."""
+    # Slow to load, and needed neither for the help nor to complete a command line.
+    from crckpt.ops.import_images import import_images as perform
+
     with progress_bar("storing") as progress:
         context = options.make_context(store, config=config, progress=progress)
         checkpoint = perform(context, directory, job, note)
