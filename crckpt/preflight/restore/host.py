@@ -46,12 +46,10 @@ class FileState(Struct, frozen=True):
 class HostState(Struct, frozen=True):
     """The state of everything on this host that a checkpoint needs. A missing file is None.
 
-    `refused`: by the id of a socket. `interfaces`: number and name of each network interface. `unwatched`: watched
-    paths that are missing. `released`: the seconds after which one
-    that only closed connections have is free, by the socket's id. `packages`: the packages of changed
-    files, by path. `locks`: the locks on each file, by path. `writers`: who has a changed file open for writing, by
-    path; known only if a file is to be cut back. `us` is crckpt's own PID. `terminals`: the N of each
-    /dev/pts/N that is in use.
+    `refused`, `released`: by the id of a socket; seconds until an address that only closed connections have is free.
+    `interfaces`: number and name of each. `unwatched`: watched paths that are missing. `packages` of changed files,
+    `locks` on each file, `writers` of changed ones: by path; the last only if a file is to be cut back. `us` is
+    crckpt's own PID. `terminals`: the N of each /dev/pts/N that is in use.
     """
 
     owners: tuple[IdUser, ...]
