@@ -55,11 +55,6 @@ class Batches:
         """A claimed one is in the process."""
         self._claimed.remove(batch)
 
-    def give_back(self, batch: int) -> None:
-        """A claimed one could not be filled yet."""
-        self._claimed.remove(batch)
-        self._again.add(batch)
-
 
 # How often, and after how many seconds, it is tried again when the host or the control group has no memory left.
 _TRIES: Final = 100
