@@ -11,7 +11,7 @@ from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.decode import Field, decode
 from crckpt.images.framing import read_single
-from crckpt.images.ids import KernelIds
+from crckpt.images.processes import KernelIds
 from crckpt.model import RunId
 
 # CRIU writes a UUID. The id becomes part of the name of a table that crckpt has nft delete.

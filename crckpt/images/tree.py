@@ -15,15 +15,21 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.images.core import ZOMBIE, Core, read_core
-from crckpt.images.fdinfo import read_descriptors, read_directories
 from crckpt.images.filelocks import FileLock, read_locks
 from crckpt.images.files import OpenFile, read_files
-from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.other_files import EventPoll, MemFd, MemFdInode, read_memfd_inodes
 from crckpt.images.pipes import Fifo
-from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
+from crckpt.images.processes import (
+    LARGEST_PID,
+    KernelIds,
+    ProcessEntry,
+    read_descriptors,
+    read_directories,
+    read_ids,
+    read_pstree,
+)
 from crckpt.images.regfile import GHOST, LINKED, RegularFile, ghost_image, read_ghost, read_remaps
 from crckpt.images.sockets import InetSocket
 from crckpt.images.tty import Terminal, TerminalInfo, read_terminals
@@ -152,11 +158,6 @@ class ImageTree(Struct, frozen=True):
                 if isinstance(opened.file, EventPoll):
                     found |= {numbers[fd] for fd in opened.file.watched if fd in numbers}
         return frozenset(found)
-
-    @property
-    def listening(self) -> tuple[InetSocket, ...]:
-        """TCP sockets that accept connections: their addresses must be free at a restore."""
-        return tuple(socket for socket in self.inet_sockets if socket.is_listening)
 
     @property
     def groups(self) -> frozenset[int]:

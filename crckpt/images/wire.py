@@ -71,15 +71,6 @@ def decode_signed(value: int) -> int:
     return value - _U64 if value >> 63 else value
 
 
-def decode_packed(data: bytes, where: str = "protobuf") -> tuple[int, ...]:
-    """Decode the varints of a packed repeated field. Raises IntegrityError."""
-    at, values = 0, []
-    while at < len(data):
-        value, at = read_varint(data, at, where)
-        values.append(value)
-    return tuple(values)
-
-
 class Message:
     """A decoded message; its methods take field numbers.
 
@@ -131,7 +122,13 @@ class Message:
         """Return a repeated unsigned integer, packed or not."""
         values: list[int] = []
         for value in self._fields.get(number, ()):
-            values += decode_packed(value, self.where) if isinstance(value, bytes) else (value,)
+            if isinstance(value, int):
+                values.append(value)
+                continue
+            at = 0
+            while at < len(value):
+                one, at = read_varint(value, at, self.where)
+                values.append(one)
         return tuple(values)
 
     def message(self, number: int, *path: int) -> Message:

@@ -20,18 +20,18 @@ from typing import Any, Final, TypeAlias, TypeVar
 import pytest
 from checkout import TESTS
 from command import PROGRAM
+from crckpt.images.processes import Directories, ImageDescriptor, read_descriptors, read_directories
+from crckpt.images.processes import KernelIds, Namespaces, read_ids
+from crckpt.images.processes import ProcessEntry, read_pstree
 from msgspec import Struct
 
 from crckpt.images import core, other_files, pipes, sockets, tty
 from crckpt.images.core import Rights, read_core
-from crckpt.images.fdinfo import Directories, ImageDescriptor, read_descriptors, read_directories
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image
-from crckpt.images.ids import KernelIds, Namespaces, read_ids
 from crckpt.images.inventory import read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.pagemap import Entry, read_pagemap
-from crckpt.images.pstree import ProcessEntry, read_pstree
 from crckpt.images.regfile import Ghost, RegularFile, Remap, read_ghost, read_remaps
 from crckpt.images.registers import read_registers
 from crckpt.images.stats import DumpStats, read_dump_stats

@@ -16,12 +16,10 @@ from crckpt.errors import DumpFailed
 from crckpt.host import proc
 from crckpt.host.proc.task_states import DELETED, ProcessState, TaskStates
 from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
-from crckpt.images.fdinfo import ImageDescriptor, read_descriptors, read_directories
 from crckpt.images.files import read_files, read_signal_owners
-from crckpt.images.ids import read_ids
 from crckpt.images.mm import read_dumpable
 from crckpt.images.pipes import Fifo
-from crckpt.images.pstree import read_pstree
+from crckpt.images.processes import ImageDescriptor, read_descriptors, read_directories, read_ids, read_pstree
 from crckpt.images.regfile import GHOST, PROCESS, RegularFile, ghost_image, read_ghost, read_remaps
 from crckpt.ops.dump.attributes import Answers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crckpt.images.fdinfo import read_descriptors
+from crckpt.images.processes import read_descriptors
 from crckpt.images.tree import ImageTree
 
 

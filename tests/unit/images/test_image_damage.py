@@ -33,7 +33,7 @@ def words(tree: ImageTree) -> Iterator[str]:
         yield from (entry.file.title for entry in process.descriptors)
         yield from (vma.kind for vma in process.memory.vmas) if process.memory else ()
     yield from (file.title for file in tree.files)
-    yield from (socket.title for socket in (*tree.listening, *tree.established))
+    yield from (socket.title for socket in tree.inet_sockets)
     yield from (str(file.is_append_only) for file in tree.regular_files)
 
 

@@ -7,7 +7,7 @@ import os
 from image_trees import child
 
 from crckpt.images import core
-from crckpt.images.pstree import read_pstree
+from crckpt.images.processes import read_pstree
 from crckpt.images.tree import ImageTree
 
 

@@ -25,7 +25,7 @@ def test_unix_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> Non
 
 
 def test_inet_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> None:
-    assert {socket.title for socket in tree.listening} == {
+    assert {socket.title for socket in tree.inet_sockets if socket.is_listening} == {
         "tcp 127.0.0.1:47001 (listen)",
         "tcp [::1]:47002 (listen)",
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from crckpt.images import magics
-from crckpt.images.fdinfo import read_descriptors
 from crckpt.images.files import read_files
 from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.processes import read_descriptors
 from crckpt.images.regfile import RegularFile
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT, TerminalFiles
 from crckpt.images.tty import Terminal

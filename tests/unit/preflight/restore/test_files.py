@@ -16,7 +16,7 @@ from restore_plans import CHANGED, CREATED, LOG, PLAIN, RUN, only_blocker, with_
 from crckpt.host.disk.checked_files import digest_head
 from crckpt.host.disk.packages import Package
 from crckpt.host.proc.file_users import FileWriter
-from crckpt.images.ids import KernelIds
+from crckpt.images.processes import KernelIds
 from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import RestoreVerdict, Rewind, judge_restore

@@ -18,8 +18,17 @@ def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
     return tuple(file for file in tree.files if not isinstance(file, InetSocket))
 
 
+def listener_of(planned: PlannedRestore) -> InetSocket:
+    """Return the listening socket of the recorded tree."""
+    sockets = (socket for socket in planned.tree.inet_sockets if socket.is_listening)
+    (found,) = (socket for socket in sockets if socket.source == Address("::1", 47002))
+    return found
+
+
 def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    (listener,) = (
+        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+    )
     blocker = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
     assert blocker == (
         "port-taken: TCP port [::1]:47002 is taken by another program: "
@@ -28,7 +37,9 @@ def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> N
 
 
 def test_port_of_closed_connections(planned: PlannedRestore, host: HostState) -> None:
-    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    (listener,) = (
+        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+    )
     closing = replace(host, refused={listener.id: "taken"}, released={listener.id: 42})
     assert only_blocker(judge_restore(planned, closing)) == (
         "port-closing: TCP port [::1]:47002 is not free yet: its last connections were closed, and the kernel keeps "
@@ -37,7 +48,9 @@ def test_port_of_closed_connections(planned: PlannedRestore, host: HostState) ->
 
 
 def test_datagram_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    (listener,) = (
+        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+    )
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
     alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
     assert [(socket.id, use) for socket, use in find_bound_sockets(alone)] == [(listener.id, "datagram")]
@@ -49,7 +62,9 @@ def test_datagram_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostSt
 
 
 def test_missing_address_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    (listener,) = (
+        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+    )
     elsewhere = replace(listener, source=Address("192.0.2.1", 80))
     moved = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), elsewhere)))
     blocker = only_blocker(judge_restore(moved, replace(host, refused={listener.id: "missing"})))
