@@ -8,56 +8,28 @@ from crckpt.model import CheckpointId, JobName, MoveId, PackId
 from crckpt.store.names import check_id, check_name
 
 DESCRIPTION: Final = "store.json"
-
 CHECKPOINTS: Final = "checkpoints"
-"""A directory for each checkpoint, named by its id."""
-
 PACKS: Final = "packs"
-"""Packs, in directories named by the first two digits of their digests."""
-
+PENDING: Final = "pending"
 REFS: Final = "refs"
-
 TAGS: Final = "refs/tags"
-"""A directory for each job, in it a file for each tag that holds an id."""
-
 RESTORED: Final = "refs/restored"
-"""A file for each checkpoint that was restored, named by its id; made when there is one."""
-
 MOVES: Final = "refs/moves"
-"""A file for each job that was moved, or is being moved, named by the job; made when there is one."""
-
 UNREPORTED: Final = "refs/unreported"
-"""A file for each aborted move that its destination does not know to be aborted, named by the id of the move, if the
-job's record in `MOVES` is of another move since; made when there is one."""
-
-FINGERPRINTS: Final = "cache/fingerprints"
-"""Fingerprints of packs' pages; derived, may be deleted."""
-
-SAMPLES: Final = "cache/samples"
-"""Samples of the fingerprints of all packs; derived, may be deleted."""
-
-FINGERPRINT_KEY: Final = "cache/fingerprints.key"
-"""The secret key of the fingerprints; with it collisions can be made. May be deleted."""
-
 CACHE: Final = "cache"
+FINGERPRINTS: Final = "cache/fingerprints"
+SAMPLES: Final = "cache/samples"
+FINGERPRINT_KEY: Final = "cache/fingerprints.key"
+KNOWN_DAMAGE: Final = "cache/damaged"
+SCRATCH: Final = "tmp"
+LOCK: Final = "lock"
+LOCKS: Final = "locks"
+
 JOB_DETAILS: Final = "job-"
 """The beginning of the names in `cache` of what a dump checks of each job's last checkpoint."""
 
-KNOWN_DAMAGE: Final = "cache/damaged"
-"""The ids of checkpoints that were found to be damaged, for lists; may be deleted."""
-
 LABEL: Final = "job-"
-"""The beginning of the name of an empty file next to a manifest, which names the job if that is damaged."""
-
-PENDING: Final = "pending"
-"""Records of checkpoints that are not durable yet; made when there is one."""
-
-SCRATCH: Final = "tmp"
-"""What is in flight."""
-
-LOCK: Final = "lock"
-LOCKS: Final = "locks"
-"""Records of those who hold the lock, and the locks of restores."""
+"""The beginning of the name of the file next to a manifest that names the job."""
 
 DIRECTORIES: Final = (CACHE, FINGERPRINTS, SAMPLES, CHECKPOINTS, LOCKS, PACKS, REFS, TAGS, SCRATCH)
 """What every store has. Other directories are made when the first file is put there."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
 from crckpt.host.steps import limit
-from crckpt.model import CheckpointId, JobName, PackId, RunId
+from crckpt.model import CheckpointId, JobName, PackId, RunId, StoreId
 from crckpt.store.backend.directory import make_write_error
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
@@ -31,7 +31,7 @@ from crckpt.store.layout import (
 from crckpt.store.names import ID, NAME, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
-from crckpt.store.store_json import Description, open_directory
+from crckpt.store.store_json import open_directory
 from crckpt.store.transaction import transaction
 
 TIMEOUT_S: Final = limit("CRCKPT_LOCK_S", 10)
@@ -55,10 +55,10 @@ class Repository:
     Methods raise StoreLocked if the lock cannot be had within the time given to `shared` or `exclusive`.
     """
 
-    def __init__(self, backend: Backend, description: Description) -> None:
-        """`description` is what `backend` has of the store; `open` opens one in a directory."""
+    def __init__(self, backend: Backend, store_id: StoreId) -> None:
+        """`open` opens a store in a directory."""
         self.backend = backend
-        self.id = description.id
+        self.id = store_id
         # A process may hold the lock several times, nested.
         self._depth = 0
         self._is_alone = False
@@ -77,7 +77,7 @@ class Repository:
 
     def with_late_packs(self, checkpoint: Checkpoint, manifest: bytes, fetch: Fetch) -> Repository:
         """Return the same store with a checkpoint that it does not have yet: `fetch` reads what its packs lack."""
-        return Repository(LateBackend(self.root, checkpoint, manifest, fetch), Description(self.id))
+        return Repository(LateBackend(self.root, checkpoint, manifest, fetch), self.id)
 
     @property
     def root(self) -> Path:

@@ -27,13 +27,7 @@ FORMAT: Final = 1
 _MOST_BYTES: Final = 64 << 10
 
 
-class Description(Struct, frozen=True):
-    """The content of store.json."""
-
-    id: StoreId
-
-
-def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Description]:
+def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, StoreId]:
     """Open the store in the directory `root`; with `create` it is made if nothing is there.
 
     Raises StoreUnusable if there is none, if its owner or mode or a directory above lets others at it, or if its format
@@ -42,7 +36,7 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Descripti
     try:
         prepare_directory(root, new_description() if create else None)
         backend = LocalBackend(root)
-        return backend, read_description(backend)
+        return backend, read_store_id(backend)
     except IntegrityError as error:
         raise StoreUnusable(
             error.message, hint="a store must not contain symbolic links: restore it from a backup"
@@ -67,14 +61,17 @@ def new_description() -> bytes:
     return json.dumps(entries, sort_keys=True, indent=1).encode() + b"\n"
 
 
-def read_description(backend: Backend) -> Description:
-    """Read store.json. Raises StoreUnusable if it is damaged or of a newer format, IntegrityError if it is no file."""
+def read_store_id(backend: Backend) -> StoreId:
+    """Read the id in store.json.
+
+    Raises StoreUnusable if it is damaged or of a newer format, IntegrityError if it is no file.
+    """
     content, name = backend.read(DESCRIPTION, _MOST_BYTES), f"{backend.location}/{DESCRIPTION}"
     try:
         # First the format alone: a newer one may have other entries.
         found = decode(content, _FORMAT, name).format
         if found == FORMAT:
-            return decode(content, _DESCRIPTION, name)
+            return decode(content, _DESCRIPTION, name).id
     except (IntegrityError, msgspec.ValidationError) as error:
         # All else that a store holds describes itself.
         anew = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())})
@@ -93,5 +90,9 @@ class _Format(Struct):
     format: int
 
 
+class _Description(Struct):
+    id: StoreId
+
+
 _FORMAT: Final = msgspec.json.Decoder(_Format)
-_DESCRIPTION: Final = msgspec.json.Decoder(Description)
+_DESCRIPTION: Final = msgspec.json.Decoder(_Description)

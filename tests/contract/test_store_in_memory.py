@@ -32,7 +32,7 @@ from crckpt.store.layout import (
     manifest_name,
     pack_name,
 )
-from crckpt.store.store_json import new_description, read_description
+from crckpt.store.store_json import new_description, read_store_id
 
 FIRST = ImageSet({"pagemap-1.img": [area(5, *range(1, 400))]}, {"core-1.img": b"registers" * 99})
 SECOND = ImageSet({"pagemap-1.img": [area(5, *range(1, 380), *range(900, 950))]}, {"core-1.img": b"changed" * 99})
@@ -42,7 +42,7 @@ def _in_memory(base: Path, name: str = "scratch") -> tuple[Repository, MemoryBac
     (base / name).mkdir()
     backend = MemoryBackend(base / name)
     backend.put(DESCRIPTION, new_description(), "description")
-    return Repository(backend, read_description(backend)), backend
+    return Repository(backend, read_store_id(backend)), backend
 
 
 def _stored(backend: MemoryBackend) -> set[str]:
@@ -150,7 +150,7 @@ def _copy(here: MemoryBackend, there: Backend) -> None:
 
 def test_exclusive_lock_waits_for_the_shared_one(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
-    other = Repository(backend, read_description(backend))
+    other = Repository(backend, read_store_id(backend))
     with repository.shared(), pytest.raises(StoreLocked), other.exclusive(timeout=0):
         pass
     with repository.exclusive(), repository.shared(), pytest.raises(StoreLocked), other.shared(timeout=0):

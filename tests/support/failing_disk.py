@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crckpt.store import Repository
 from crckpt.store.backend.local import LocalBackend, LocalStoreFile
-from crckpt.store.store_json import read_description
+from crckpt.store.store_json import read_store_id
 
 
 class FailingFile(LocalStoreFile):
@@ -65,4 +65,4 @@ class FailingDisk(LocalBackend):
 def failing(repository: Repository, path: Path, offset: int | None = None) -> Repository:
     """The same store, on a disk on which this file fails."""
     backend = FailingDisk(repository.root, str(path.relative_to(repository.root)), offset)
-    return Repository(backend, read_description(backend))
+    return Repository(backend, read_store_id(backend))

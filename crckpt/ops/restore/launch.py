@@ -79,8 +79,8 @@ class LaunchedCriu(Struct, frozen=True):
 def opened_work_directory(context: Context, repository: Repository) -> Iterator[Path]:
     """Make the directory, and remove it after the block. Raises UsageError if `--staging` is no safe directory."""
     if not repository.backend.find_write_refusal():
-        with repository.transaction() as begun:
-            yield begun
+        with repository.transaction() as directory:
+            yield directory
         return
     with staged(find_work_place(context, repository)) as path:
         yield path

@@ -82,11 +82,11 @@ def ingest(
     began = time.monotonic()
     preparation = preparation or Preparation(repository)
     preparation.end()
-    with full_store_named(repository.backend.location), repository.shared(), repository.transaction() as begun:
+    with full_store_named(repository.backend.location), repository.shared(), repository.transaction() as directory:
         series = repository.checkpoints(new.job) if new.parent is None else (repository.get(new.parent),)
         parent = series[-1] if series else None
         target = PackOptions(
-            begun, compress, dedup, searches, copies, progress, lambda: _count_uses_of_others(repository, new.job)
+            directory, compress, dedup, searches, copies, progress, lambda: _count_uses_of_others(repository, new.job)
         )
         known = preparation.take_known(parent) if dedup and not searches else None
         found = preparation.find
@@ -96,7 +96,7 @@ def ingest(
         for written in packed.packs:
             cache_fingerprints(repository.backend, written)
         if packed.samples is not None:
-            packed.samples.add((written.digest for written in packed.packs), begun)
+            packed.samples.add((written.digest for written in packed.packs), directory)
         # Without the time for the manifest, which holds this number.
         draft = _draft(new, parent, packed, (time.monotonic() - began) * 1000)
         return repository.add_checkpoint(draft, at_least=at_least, before=before)

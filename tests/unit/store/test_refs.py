@@ -15,7 +15,7 @@ from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.refs import RefTargets, resolve
-from crckpt.store.store_json import read_description
+from crckpt.store.store_json import read_store_id
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 IDS = tuple(CheckpointId(digits.ljust(64, "0")) for digits in ("abcd1", "abcd2", "beef", "1234"))
@@ -144,7 +144,7 @@ def test_lost_tag_hides_no_other(repository: Repository, number: int) -> None:
     first = repository.checkpoints(JobName("one"))[0]
     for name in ("a", "b"):
         repository.tag(first.id, name)
-    losing = Repository(Losing(repository.root), read_description(repository.backend))
+    losing = Repository(Losing(repository.root), read_store_id(repository.backend))
     assert [tag.name for tag in losing.tags()] == ["b"]
     assert losing.resolve("one:b") == first.id
 

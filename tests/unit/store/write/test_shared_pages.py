@@ -32,7 +32,7 @@ from crckpt.errors import StoreLocked
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.store import Checkpoint, Repository, collect_garbage, ingest, repair, verify
 from crckpt.store.layout import DESCRIPTION
-from crckpt.store.store_json import new_description, read_description
+from crckpt.store.store_json import new_description, read_store_id
 from crckpt.store.write.copy_forward import LEAST_FOUND
 from crckpt.store.write.new_packs import pages_in_a_pack
 
@@ -253,7 +253,7 @@ def test_pages_are_shared_in_a_memory_backend(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     backend = MemoryBackend(tmp_path / "scratch")
     backend.put(DESCRIPTION, new_description(), "description")
-    repository = Repository(backend, read_description(backend))
+    repository = Repository(backend, read_store_id(backend))
     images = write_set(tmp_path / "set", of_pages(*PAGES))
     first, second = (ingest(repository, images, described(job)) for job in ("one", "two"))
     assert second.statistics.stored_bytes < 0.05 * first.statistics.stored_bytes
