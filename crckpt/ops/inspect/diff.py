@@ -22,7 +22,7 @@ from crckpt.ops.inspect.descriptors import (
 )
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.ops.inspect.page_changes import MapChange, PageChanges, ProcessMemory, page_changes
+from crckpt.ops.inspect.page_changes import MapChange, PageChanges, number_packs, page_changes
 from crckpt.store import Checkpoint, open_reader
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
         before, after = (read_image_tree(repository, checkpoint) for checkpoint in (one, two))
         old, new = ({process.pid: process for process in tree.processes} for tree in (before, after))
         files = open_files(before), open_files(after)
+        numbers = number_packs(one, two)
         changed = []
         with open_reader(repository, one) as reading_one, open_reader(repository, two) as reading_two:
             # If another program has the PID, the old process has gone and a new one has come.
             both = [pid for pid in new if pid in old and _is_same(old[pid], new[pid])]
             for pid in both:
-                was = ProcessMemory(one, Memory(reading_one, old[pid]))
-                maps = page_changes(was, ProcessMemory(two, Memory(reading_two, new[pid])))
+                maps = page_changes(Memory(reading_one, old[pid]), Memory(reading_two, new[pid]), numbers)
                 change = _change(old[pid], new[pid], files, maps)
                 if change is not None:
                     changed.append(change)

@@ -59,19 +59,20 @@ class MapChange(Struct, frozen=True):
     pages: PageChanges
 
 
-class ProcessMemory(Struct, frozen=True):
-    """The memory of a process in one of the checkpoints."""
+def number_packs(before: Checkpoint, after: Checkpoint) -> tuple[_PackNumbers, _PackNumbers]:
+    """For the packs of each checkpoint, numbers that mean the same pack in both."""
+    # Extents name a pack by its position in the manifest.
+    known: dict[str, int] = {}
+    one, two = ([known.setdefault(use.digest, len(known)) for use in side.packs] for side in (before, after))
+    return np.array(one, np.uint32), np.array(two, np.uint32)
 
-    checkpoint: Checkpoint
-    memory: Memory
 
-
-def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange, ...]:
-    """Return the maps of a process that differ, by address.
+def page_changes(before: Memory, after: Memory, numbers: tuple[_PackNumbers, _PackNumbers]) -> tuple[MapChange, ...]:
+    """Return the maps of a process that differ, by address. `numbers`: of the packs of both checkpoints.
 
     A map that grew, shrank or was split is still the same map. Takes bounded memory. Raises IntegrityError.
     """
-    old, new = before.memory.regions, after.memory.regions
+    old, new = before.regions, after.regions
     overlaps = list(_overlaps(old, new))
     # An old map that was split has several new ones: what is gone of it counts for the first.
     heirs = {left: right for left, right, _, _ in reversed(overlaps)}
@@ -80,7 +81,6 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
     counts = np.zeros((len(new) + len(old), 3), np.int64)
     counts[: len(new), 1] = [region.pages for region in new]
     unknown: list[_UnknownPages] = []
-    numbers = _numbers(before.checkpoint, after.checkpoint)
     for left, right, low, high in overlaps:
         cells = _in_both(cut_extents(old[left].extents, low, high), cut_extents(new[right].extents, low, high))
         both = int(cells[0]["count"].sum(dtype=np.int64))
@@ -91,7 +91,7 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
     for left, region in enumerate(old):
         counts[heirs.get(left, len(new) + left), 2] += region.pages
     # Compare all maps at once: that takes two passes through the store, not two for each map.
-    counts[: len(new), 0] += _compare_contents(before.memory, after.memory, unknown, len(new))
+    counts[: len(new), 0] += _compare_contents(before, after, unknown, len(new))
     kept = {right for _, right, _, _ in overlaps}
     states = ["" if right in kept else "new" for right in range(len(new))]
     states += ["" if left in heirs else "gone" for left in range(len(old))]
@@ -129,14 +129,6 @@ def _identity(region: Region) -> tuple[str, str, bool, int]:
     """Return what is mapped, and which offset of it would be at address 0."""
     vma = region.vma
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
-
-
-def _numbers(before: Checkpoint, after: Checkpoint) -> tuple[_PackNumbers, _PackNumbers]:
-    """For the packs of each checkpoint, numbers that mean the same pack in both."""
-    # Extents name a pack by its position in the manifest.
-    known: dict[str, int] = {}
-    one, two = ([known.setdefault(use.digest, len(known)) for use in side.packs] for side in (before, after))
-    return np.array(one, np.uint32), np.array(two, np.uint32)
 
 
 def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:

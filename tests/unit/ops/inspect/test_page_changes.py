@@ -15,7 +15,7 @@ from crckpt.images.tree import ImageProcess
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.ops.inspect.page_changes import PageChanges, ProcessMemory, page_changes
+from crckpt.ops.inspect.page_changes import PageChanges, number_packs, page_changes
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.index import StoredFile
 from crckpt.store.read.contents import contents_of
@@ -84,8 +84,9 @@ def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple
         watched = [_Watched(contents_of(repository, checkpoint), pool) for checkpoint in (one, two)]
         for checkpoint, reading in zip((one, two), watched, strict=True):
             process = recorded_images.process_of(read_image_tree(repository, checkpoint), PID)
-            sides.append(ProcessMemory(checkpoint, Memory(reading, process)))
-        changes = page_changes(*sides)
+            sides.append(Memory(reading, process))
+        before, after = sides
+        changes = page_changes(before, after, number_packs(one, two))
     assert all(change.state == "" for change in changes)
     return {change.start: change.pages for change in changes}, sum(reading.asked for reading in watched) // PAGE_SIZE
 
@@ -150,8 +151,9 @@ def test_removed_new_split_and_grown_mappings(
     vmas = sorted((*rest, *pieces), key=lambda vma: vma.start)
     other = replace(process, memory=replace(space, vmas=tuple(vmas)))
     with open_reader(repository, before) as reading:
-        one, two = (ProcessMemory(before, Memory(reading, found)) for found in (process, other))
-        there, back = page_changes(one, two), page_changes(two, one)
+        one, two = (Memory(reading, found) for found in (process, other))
+        numbers = number_packs(before, before)
+        there, back = page_changes(one, two, numbers), page_changes(two, one, numbers)
     of_stack = sum(at in held for at in range(stack.start // PAGE_SIZE, stack.end // PAGE_SIZE))
     assert of_stack > 0
     assert [(change.start, change.state, change.pages) for change in there] == [
