@@ -20,9 +20,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 import pytest
 from checkout import TESTS
 from command import PROGRAM
-from crckpt.images.processes import Directories, ImageDescriptor, read_descriptors, read_directories
-from crckpt.images.processes import KernelIds, Namespaces, read_ids
-from crckpt.images.processes import ProcessEntry, read_pstree
 from msgspec import Struct
 
 from crckpt.images import core, other_files, pipes, sockets, tty
@@ -32,6 +29,17 @@ from crckpt.images.framing import read_image
 from crckpt.images.inventory import read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.pagemap import Entry, read_pagemap
+from crckpt.images.processes import (
+    Directories,
+    ImageDescriptor,
+    KernelIds,
+    Namespaces,
+    ProcessEntry,
+    read_descriptors,
+    read_directories,
+    read_ids,
+    read_pstree,
+)
 from crckpt.images.regfile import Ghost, RegularFile, Remap, read_ghost, read_remaps
 from crckpt.images.registers import read_registers
 from crckpt.images.stats import DumpStats, read_dump_stats

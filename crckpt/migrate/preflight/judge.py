@@ -21,10 +21,10 @@ from crckpt.causes.catalogue import OF_FILES
 from crckpt.causes.finding import distinct
 from crckpt.images.core import ZOMBIE, Core, Credentials
 from crckpt.images.files import OpenFile
-from crckpt.images.processes import KernelIds, Namespaces
 from crckpt.images.inventory import Inventory
 from crckpt.images.mm import FILE_PRIVATE, PROT_EXEC, SHADOW_STACK, AddressSpace, Vma
 from crckpt.images.other_files import Watch
+from crckpt.images.processes import KernelIds, Namespaces
 from crckpt.images.regfile import GHOST, RegularFile, Remap, ghost_image
 from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
 from crckpt.images.tty import Terminal, TerminalInfo

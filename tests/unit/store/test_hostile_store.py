@@ -25,11 +25,11 @@ import numpy as np
 import pytest
 import zstandard
 from checkout import TESTS
-from crckpt.images.processes import read_ids
 from image_sets import ImageSet, area, described, open_store, store
 
 from crckpt.host import proc
 from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.processes import read_ids
 from crckpt.images.wire import encode, fields
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store import Repository

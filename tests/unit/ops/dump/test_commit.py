@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from crckpt.images.processes import read_directories
-from crckpt.images.processes import read_pstree
 from dump_targets import planned
 from image_sets import described, files_of, restore_files, write_set
 from msgspec.structs import replace
@@ -17,6 +15,7 @@ from recorded_images import IMAGES, PAGES, RECORDED, image_set
 from crckpt.errors import CrckptError, DumpFailed
 from crckpt.host.proc.task_states import ProcessState, TaskStates
 from crckpt.images.core import Rights, read_rights
+from crckpt.images.processes import read_directories, read_pstree
 from crckpt.ops.context import Context
 from crckpt.ops.dump.checkpoint import commit_checkpoint
 from crckpt.ops.dump.launch import Workspace
