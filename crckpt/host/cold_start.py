@@ -28,8 +28,10 @@ def read_ahead(command: str, place: Path = PLACE) -> None:
     with suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started
         note = open_own(_note(command, place))
         try:
-            if not _is_in_memory(note):
-                threading.Thread(target=_read_modules, args=(os.dup(note),), daemon=True).start()
+            # preadv2(2), Linux 4.14: it fails with EAGAIN instead of waiting for the disk.
+            os.preadv(note, [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            threading.Thread(target=_read_modules, args=(os.dup(note),), daemon=True).start()
         finally:
             os.close(note)
 
@@ -39,7 +41,9 @@ def note(command: str, place: Path = PLACE, *, may_write: bool = not sys.dont_wr
     loaded = [str(path) for module in tuple(sys.modules.values()) if (path := getattr(module, "__cached__", None))]
     path = _note(command, place)
     with suppress(OSError):
-        before = _read_note(path)
+        before: list[bytes] = []
+        with suppress(OSError):  # others can write to it: then it is replaced
+            before = read_own(path).split(b"\n")
         # Rename it into place, because another command may read the note at this moment.
         if len(loaded) > len(before) and may_write:
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
@@ -47,25 +51,8 @@ def note(command: str, place: Path = PLACE, *, may_write: bool = not sys.dont_wr
             temporary.replace(path)
 
 
-def _read_note(path: Path) -> list[bytes]:
-    """The paths in a note; none if others can write to it: then it is replaced."""
-    try:
-        return read_own(path).split(b"\n")
-    except OSError:
-        return []
-
-
 def _note(command: str, place: Path) -> Path:
     return place / f"{command}-{__version__}.loaded"
-
-
-def _is_in_memory(file: int) -> bool:
-    # preadv2(2), Linux 4.14: it fails with EAGAIN instead of waiting for the disk.
-    try:
-        os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read_modules(note: int) -> None:

@@ -1,18 +1,31 @@
-"""The host, as a manifest records it, and the version of its CRIU."""
+"""This host: what a manifest records of it and its CRIU, and features of its kernel and CPU that are quick to read."""
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import platform
 import re
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.host.probes.kernel import cpu_features
 from crckpt.host.process import run
 from crckpt.model import Host
+
+# Of a shell for a program that it cannot execute or find, and of the loader for a library. Source: execve(2), ld.so.
+_NOT_STARTED: Final = (126, 127)
+_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")  # since Linux 4.14
+_CLOCKS = Path("/proc/self/ns/time")
+_PID_MAX = Path("/proc/sys/kernel/pid_max")
+_APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
+_SELINUX = Path("/sys/fs/selinux/enforce")
+
+# Enough bytes for the kernel's description of one CPU.
+_ONE_CPU = 16384
 
 
 def read_machine_id() -> str:
@@ -35,10 +48,6 @@ def describe_host(criu_version: str, criu_digest: str) -> Host:
     )
 
 
-# Of a shell for a program that it cannot execute or find, and of the loader for a library. Source: execve(2), ld.so.
-_NOT_STARTED: Final = (126, 127)
-
-
 def read_criu_version(criu: Path) -> str:
     """Read the number that `criu --version` prints. Raises HostCannot if it does not start, or is another program.
 
@@ -54,3 +63,52 @@ def read_criu_version(criu: Path) -> str:
     if is_started and said.output.strip():
         raise HostCannot(f"it is not CRIU: its --version says {lines[0]!r}")
     raise HostCannot("it is not CRIU: its --version says nothing" if said.ok else f"it does not start: {lines[-1]}")
+
+
+def has_family(family: int) -> bool:
+    """Return whether the kernel has sockets of an address family: make one."""
+    try:
+        socket.socket(family, socket.SOCK_DGRAM).close()
+    except OSError as error:
+        # Any other error means that the kernel knows the family: it may want another type, or a capability.
+        return error.errno != errno.EAFNOSUPPORT
+    return True
+
+
+def has_seccomp_filters() -> bool:
+    """Return whether programs can have seccomp filters (CONFIG_SECCOMP_FILTER)."""
+    return _SECCOMP.exists()
+
+
+def has_clocks() -> bool:
+    """Return whether monotonic clocks can be set for a tree (time namespaces, CONFIG_TIME_NS)."""
+    return _CLOCKS.exists()
+
+
+def has_security_module(name: str) -> bool:
+    """Return whether `apparmor` or `selinux` is active."""
+    if name == "apparmor":
+        return _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y"
+    return _SELINUX.exists()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Features of the first CPU, in the kernel's words, sorted. Source: /proc/cpuinfo."""
+    # Its first part has the first CPU whole: a machine with hundreds of them takes its time to describe all.
+    with Path("/proc/cpuinfo").open("rb", buffering=0) as file:
+        first = file.read(_ONE_CPU).decode(errors="replace")
+    for line in first.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return tuple(sorted(value.split()))
+    return ()
+
+
+def arch() -> str:
+    """The architecture, as the kernel names it."""
+    return os.uname().machine
+
+
+def pid_limit() -> int:
+    """The limit below which all PIDs are."""
+    return int(_PID_MAX.read_text())

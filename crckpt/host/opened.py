@@ -21,6 +21,16 @@ def opened(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def closed_on_failure(descriptor: int) -> Iterator[int]:
+    """Close this descriptor if the block fails."""
+    try:
+        yield descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def poll_now(file: int | socket.socket, events: int = 0) -> int:
     """Find which of these events a file has now, as of poll(2); errors and hang-ups in any case."""
     waiting = select.poll()

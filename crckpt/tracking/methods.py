@@ -87,7 +87,7 @@ class PagemapAttachment:
         # After an exec the page map of the old memory is empty.
         if not entry:
             return refusals.EXECUTED
-        return refusals.HUGE_PAGES if self._misses_huge and proc.huge_pages(self._pid) else ""
+        return refusals.HUGE_PAGES if self._misses_huge and proc.read_bytes(self._pid, "HugetlbPages") else ""
 
     def close(self) -> None:
         """Close the page map."""

@@ -20,7 +20,7 @@ from incremental import wrapper
 from stopped_trees import BY_NAME, JOB, program, stopped
 from trees import PYTHON, Case, open_workdir
 
-from crckpt.host.probes.kernel import has_guard_pages
+from crckpt.host.syscalls.userfaultfd import has_guard_pages
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

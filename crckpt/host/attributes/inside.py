@@ -18,12 +18,13 @@ import os
 import select
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
+from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
 from crckpt.host.proc.status import read_status
 from crckpt.host.syscalls import own_process, ptrace
@@ -31,6 +32,12 @@ from crckpt.host.syscalls.libc import syscall
 
 _VERSION: Final = 1
 _READY_WITHIN_S: Final = 2.0
+
+_MODIFY_LDT, _MMAP, _MUNMAP = 154, 9, 11
+_READ, _WRITE = 0, 0x11
+_ENTRY: Final = struct.Struct("<II")
+_USER_ENTRY: Final = struct.Struct("<IIII")  # struct user_desc: number, base, limit, flags
+_BYTES: Final = 8192 * _ENTRY.size
 
 
 def kernel_has_landlock() -> bool:
@@ -46,7 +53,15 @@ def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
 
     Our session keyring is replaced: call this only in a helper process. Raises HostCannot if it could not be tried.
     """
-    if not kernel_has_landlock() or not _may_be_known(pid):
+    if not kernel_has_landlock():
+        return False
+    # Another user namespace may forbid it, too; in another PID namespace our process has no number.
+    is_near = all(proc.namespace(pid, kind) == proc.namespace("self", kind) for kind in ("user", "pid"))
+    label = ""
+    with suppress(OSError):  # EINVAL: no module gives labels
+        label = procfs.text(f"/proc/{pid}/attr/current").strip("\0\n")
+    # A label of AppArmor, SELinux or Smack may forbid it, too.
+    if not is_near or label not in ("", "unconfined", "kernel"):
         return False
     with _other_process(pid) as other:
         answer = compares_with(other)
@@ -54,16 +69,6 @@ def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
     if answer < 0 and answer not in (-errno.EPERM, -errno.ENOSYS):
         raise HostCannot(f"crckpt cannot compare PID {pid} with another process: {os.strerror(-answer)}")
     return answer == -errno.EPERM
-
-
-def _may_be_known(pid: int) -> bool:
-    # Another user namespace may forbid it, too; in another PID namespace our process has no number.
-    if any(proc.namespace(pid, kind) != proc.namespace("self", kind) for kind in ("user", "pid")):
-        return False
-    # A label of AppArmor, SELinux or Smack may forbid it, too. EINVAL: no such module is active.
-    with suppress(OSError):
-        return procfs.text(f"/proc/{pid}/attr/current").strip("\0\n") in ("", "unconfined", "kernel")
-    return True
 
 
 @contextmanager
@@ -83,35 +88,22 @@ def _other_process(pid: int) -> Iterator[int]:
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise HostCannot(f"crckpt cannot leave its session keyring: {error.strerror}") from error
-    listened, asks = os.pipe2(os.O_CLOEXEC)
-    hears, answers = os.pipe2(os.O_CLOEXEC)
-    try:
+    with ExitStack() as ends:
+        listened, asks, hears, answers = (*os.pipe2(os.O_CLOEXEC), *os.pipe2(os.O_CLOEXEC))
+        for end in (listened, asks, hears):
+            ends.callback(os.close, end)
         # The user of the program may inspect this process, stop it, and change its code. So it is another program,
         # without any memory, descriptor, terminal or keyring of crckpt.
-        child = run.start(("setpriv", *ids, "cat"), output=Path(f"/proc/self/fd/{answers}"), stdin=listened)
-        try:
-            os.close(answers)
-            answers = -1
-            # Until cat answers, the process may still be setpriv with root's rights.
-            os.write(asks, b".")
-            if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
-                raise HostCannot(f"crckpt cannot start a process of user {uid}, with which it compares PID {pid}")
-            yield child.pid
-        finally:
-            child.kill()
-            # Do not wait for its end: a tracer could delay that.
-            child.abandon()
-    finally:
-        for descriptor in (listened, asks, hears, answers):
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-_MODIFY_LDT, _MMAP, _MUNMAP = 154, 9, 11
-_READ, _WRITE = 0, 0x11
-_ENTRY: Final = struct.Struct("<II")
-_USER_ENTRY: Final = struct.Struct("<IIII")  # struct user_desc: number, base, limit, flags
-_BYTES: Final = 8192 * _ENTRY.size
+        with opened(answers):
+            child = run.start(("setpriv", *ids, "cat"), output=Path(f"/proc/self/fd/{answers}"), stdin=listened)
+        # Do not wait for its end: a tracer could delay that.
+        ends.callback(child.abandon)
+        ends.callback(child.kill)
+        # Until cat answers, the process may still be setpriv with root's rights.
+        os.write(asks, b".")
+        if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
+            raise HostCannot(f"crckpt cannot start a process of user {uid}, with which it compares PID {pid}")
+        yield child.pid
 
 
 def read_segments(thread: ptrace.StoppedThread, pid: int) -> tuple[int, ...]:

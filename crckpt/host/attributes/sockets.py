@@ -34,6 +34,17 @@ User = Annotated[int, Meta(ge=0, lt=(1 << 32) - 1)]
 
 _SOCKET, _IP, _TCP, _UDP, _IPV6, _PACKET, _NETLINK = 1, 0, 6, 17, 41, 263, 270
 
+_LEVELS: Final[dict[int, tuple[int, ...]]] = {
+    socket.AF_INET: (_SOCKET, _IP, _TCP, _UDP),
+    socket.AF_INET6: (_SOCKET, _IP, _IPV6, _TCP, _UDP),
+    socket.AF_PACKET: (_SOCKET, _PACKET),
+    socket.AF_NETLINK: (_SOCKET, _NETLINK),
+}
+
+_INET: Final = (socket.AF_INET, socket.AF_INET6)
+_SO_PRIORITY: Final = 12
+_NOBODY: Final = (1 << 32) - 1
+
 
 class Option(Struct, frozen=True):
     """An option by its level and number.
@@ -109,16 +120,6 @@ OPTIONS: Final = {
     # Last: a locked socket takes no other filter.
     "SO_LOCK_FILTER": Option(_SOCKET, 44, protects=True),
 }
-_LEVELS: Final[dict[int, tuple[int, ...]]] = {
-    socket.AF_INET: (_SOCKET, _IP, _TCP, _UDP),
-    socket.AF_INET6: (_SOCKET, _IP, _IPV6, _TCP, _UDP),
-    socket.AF_PACKET: (_SOCKET, _PACKET),
-    socket.AF_NETLINK: (_SOCKET, _NETLINK),
-}
-
-_INET: Final = (socket.AF_INET, socket.AF_INET6)
-_SO_PRIORITY: Final = 12
-_NOBODY: Final = (1 << 32) - 1
 
 
 class SocketRecord(Struct, frozen=True):

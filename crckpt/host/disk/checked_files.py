@@ -18,7 +18,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.path_trust import open_path
-from crckpt.host.opened import opened
+from crckpt.host.opened import closed_on_failure, opened
 
 # The file may be replaced after the first check: do not follow a link, wait for a FIFO, or get a controlling terminal.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -106,7 +106,7 @@ def open_for_appending(path: Path) -> int:
     Links of other users on the path are not followed. Raises IntegrityError if that is refused, OSError.
     """
     above, entries = open_path(path.absolute().parent)
-    try:
+    with opened(above):
         for entry in entries:
             if stat.S_ISLNK(entry.status.st_mode):
                 _check_owner(entry.status, entry.path, None)
@@ -117,29 +117,24 @@ def open_for_appending(path: Path) -> int:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise IntegrityError(f"{path} is not a regular file") from error
             raise
-    finally:
-        os.close(above)
-    try:
+    with closed_on_failure(descriptor):
         _check(os.fstat(descriptor), path, None, None)
-        _check_names(descriptor, path)
+        # Another user can give a file of root's a second name, unless the kernel forbids it (fs.protected_hardlinks).
+        if os.fstat(descriptor).st_nlink > 1:
+            raise IntegrityError(f"{path} has other names (hard links), too")
         os.set_blocking(descriptor, True)
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 
 def read_checked(path: str | Path, most: int, *, within: int | None = None, owner: int | None = None) -> bytes:
     """Read a file of up to `most` bytes. Raises what `open_checked` raises."""
     descriptor, size = _open(path, most, within, owner)
-    try:
+    with opened(descriptor):
         # Ask for one byte more than the size: then one read is enough, unless the file changes or is larger than
         # read(2) can return.
         content = os.read(descriptor, size + 1)
         while len(content) != size and len(content) <= most and (more := os.read(descriptor, _AT_ONCE)):
             content += more
-    finally:
-        os.close(descriptor)
     if len(content) > most:
         raise IntegrityError(f"{path} has more than {most} bytes")
     return content
@@ -187,14 +182,16 @@ def _open(
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise IntegrityError(f"{path} is not a regular file") from error
         raise
-    try:
+    with closed_on_failure(descriptor):
         found = os.fstat(descriptor)
         _check(found, path, most, owner)
         if found.st_size > _MOST_HOLE:
-            _check_holes(descriptor, found, path)
-    except BaseException:
-        os.close(descriptor)
-        raise
+            stored = found.st_blocks * _SECTOR
+            is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
+            # Some file systems report no blocks; those report no holes either.
+            if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+                raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
+            os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor, found.st_size
 
 
@@ -204,21 +201,6 @@ def _check(found: os.stat_result, path: str | Path, most: int | None, owner: int
     _check_owner(found, path, owner)
     if most is not None and found.st_size > most:
         raise IntegrityError(f"{path} has {found.st_size} bytes; such a file may have at most {most}")
-
-
-def _check_holes(descriptor: int, found: os.stat_result, path: str | Path) -> None:
-    stored = found.st_blocks * _SECTOR
-    is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
-    # Some file systems report no blocks; those report no holes either.
-    if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
-        raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
-    os.lseek(descriptor, 0, os.SEEK_SET)
-
-
-def _check_names(descriptor: int, path: Path) -> None:
-    # Another user can give a file of root's a second name, unless the kernel forbids it (fs.protected_hardlinks).
-    if os.fstat(descriptor).st_nlink > 1:
-        raise IntegrityError(f"{path} has other names (hard links), too")
 
 
 def _check_owner(found: os.stat_result, path: str | Path, owner: int | None) -> None:

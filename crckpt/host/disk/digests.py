@@ -9,8 +9,21 @@ from collections.abc import Callable
 from typing import Final
 
 from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.opened import opened
 
 _AT_ONCE: Final = 1 << 20
+
+_PT_NOTE = 4
+_NT_GNU_BUILD_ID = 3
+
+# Most bytes of program headers that we read: a file may declare 4 GiB.
+_MOST_HEADERS = 1 << 20
+
+# Bytes at the start of a file in which linkers put its headers and its build-id.
+_USUALLY = 4096
+
+# No file is as long.
+_MOST = 1 << 62
 
 
 def ignore_bytes(_count: int) -> None:
@@ -34,19 +47,6 @@ def read_digest(descriptor: int, size: int, report: Callable[[int], None] = igno
     return found.hexdigest() if position == size else ""
 
 
-_PT_NOTE = 4
-_NT_GNU_BUILD_ID = 3
-
-# Most bytes of program headers that we read: a file may declare 4 GiB.
-_MOST_HEADERS = 1 << 20
-
-# Bytes at the start of a file in which linkers put its headers and its build-id.
-_USUALLY = 4096
-
-# No file is as long.
-_MOST = 1 << 62
-
-
 def read_build_id(path: str) -> bytes | None:
     """The GNU build-id of a 64-bit little-endian ELF file; None for other files and files without one.
 
@@ -56,7 +56,7 @@ def read_build_id(path: str) -> bytes | None:
     descriptor, _ = open_regular(path)
     if descriptor is None:
         return None
-    try:
+    with opened(descriptor):
         start = os.pread(descriptor, _USUALLY, 0)
         if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
             return None
@@ -66,10 +66,15 @@ def read_build_id(path: str) -> bytes | None:
         # An entry has 56 bytes; a damaged file may declare 0, for which range() raises an error.
         for at in range(0, len(table) - 55, size or 1):
             kind, _flags, place, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
-            if kind == _PT_NOTE and (found := _in_notes(_part(descriptor, start, place, min(length, 1 << 16)))):
-                return found
-    finally:
-        os.close(descriptor)
+            notes = _part(descriptor, start, place, min(length, 1 << 16)) if kind == _PT_NOTE else b""
+            note = 0
+            while note + 12 <= len(notes):
+                name_length, length, kind = struct.unpack_from("<III", notes, note)
+                # Name and content are padded to 4 bytes each.
+                content = note + 12 + (name_length + 3) // 4 * 4
+                if kind == _NT_GNU_BUILD_ID and notes[note + 12 : note + 12 + name_length] == b"GNU\0":
+                    return notes[content : content + length]
+                note = content + (length + 3) // 4 * 4
     return None
 
 
@@ -78,16 +83,3 @@ def _part(descriptor: int, start: bytes, offset: int, length: int) -> bytes:
     if offset + length <= len(start):
         return start[offset : offset + length]
     return os.pread(descriptor, length, offset) if offset < _MOST else b""
-
-
-def _in_notes(notes: bytes) -> bytes | None:
-    at = 0
-    while at + 12 <= len(notes):
-        name_length, length, kind = struct.unpack_from("<III", notes, at)
-        name = notes[at + 12 : at + 12 + name_length]
-        # Name and content are padded to 4 bytes each.
-        start = at + 12 + (name_length + 3) // 4 * 4
-        if kind == _NT_GNU_BUILD_ID and name == b"GNU\0":
-            return notes[start : start + length]
-        at = start + (length + 3) // 4 * 4
-    return None

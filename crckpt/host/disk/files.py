@@ -184,16 +184,29 @@ def remove_tree(path: Path, what: str) -> None:
         if top is None:
             _unlink_in(above, path, what)
             return
-        try:
-            _empty(top, path, what)
-        finally:
-            os.close(top)
+        with opened(top):
+            left = _remove_files(top, path, what)
+            while left:
+                name = left.pop()
+                here = _directory_in(top, name)
+                if here is None:  # it was replaced
+                    _unlink_in(top, path / name, what)
+                    continue
+                with opened(here):
+                    for inner in _remove_files(here, path / name, what):
+                        moved = own_name()
+                        step(f"{what}.rename", path / name / inner, path / moved)
+                        os.rename(inner, moved, src_dir_fd=here, dst_dir_fd=top)
+                        left.append(moved)
+                _rmdir_in(top, path / name, what)
         _rmdir_in(above, path, what)
 
 
 def write_new(path: Path, content: bytes, what: str) -> None:
     """Create `path` with mode 0600 and make its content durable; its name only after the directory is synced."""
-    _fill(open_private(path, what), content, what)
+    with opened(open_private(path, what)) as descriptor:
+        write(descriptor, content, what)
+        sync(descriptor, what)
 
 
 def write_unsynced(path: Path, content: bytes, what: str) -> None:
@@ -247,14 +260,6 @@ def _make_private(path: Path, what: str) -> None:
     path.chmod(PRIVATE_DIRECTORY)  # the umask removes bits: 0777 would lock us out of our own directory
 
 
-def _fill(descriptor: int, content: bytes, what: str) -> None:
-    try:
-        write(descriptor, content, what)
-        sync(descriptor, what)
-    finally:
-        os.close(descriptor)
-
-
 def _directory_in(above: int, name: str) -> int | None:
     """A descriptor of the directory `name`; None if it is a link or no directory."""
     try:
@@ -264,25 +269,6 @@ def _directory_in(above: int, name: str) -> int | None:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             return None
         raise
-
-
-def _empty(top: int, path: Path, what: str) -> None:
-    left = _remove_files(top, path, what)
-    while left:
-        name = left.pop()
-        here = _directory_in(top, name)
-        if here is None:  # it was replaced
-            _unlink_in(top, path / name, what)
-            continue
-        try:
-            for inner in _remove_files(here, path / name, what):
-                moved = own_name()
-                step(f"{what}.rename", path / name / inner, path / moved)
-                os.rename(inner, moved, src_dir_fd=here, dst_dir_fd=top)
-                left.append(moved)
-        finally:
-            os.close(here)
-        _rmdir_in(top, path / name, what)
 
 
 def _remove_files(directory: int, path: Path, what: str) -> list[str]:

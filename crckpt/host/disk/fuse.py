@@ -30,13 +30,15 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
     Only mounts of `users` and of the users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
     """
     done = []
-    with suppress(OSError), _connections() as connections:
+    with suppress(OSError), opened(_open_connections()) as connections:
         for mount in _mounts_of_users(pids, users):
             with suppress(OSError):
                 # The kernel names a connection by the minor number of its device. An idle connection owes no answer:
                 # leave it alone.
                 one = f"{os.minor(mount.device)}"
-                if int(_read(connections, f"{one}/waiting")):
+                with opened(os.open(f"{one}/waiting", os.O_RDONLY | os.O_CLOEXEC, dir_fd=connections)) as file:
+                    is_waiting = int(os.read(file, 64)) > 0
+                if is_waiting:
                     with opened(os.open(f"{one}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)) as file:
                         os.write(file, b"1")
                     done.append(mount.path)
@@ -87,19 +89,9 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
     return (mount for mount in found.values() if mount.of_all & users)
 
 
-@contextmanager
-def _connections() -> Iterator[int]:
+def _open_connections() -> int:
     """Open the kernel's directory of connections without mounting it anywhere. Raises OSError."""
     # Linux 5.2. /sys/fs/fuse/connections is often not mounted in containers.
     with opened(syscall("fsopen", b"fusectl", 1)) as context:  # FSOPEN_CLOEXEC
         syscall("fsconfig", context, _CREATE, None, None, 0)
-        directory = syscall("fsmount", context, 1, 0)  # FSMOUNT_CLOEXEC
-    try:
-        yield directory
-    finally:
-        os.close(directory)
-
-
-def _read(directory: int, name: str) -> bytes:
-    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)) as file:
-        return os.read(file, 64)
+        return syscall("fsmount", context, 1, 0)  # FSMOUNT_CLOEXEC

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.opened import opened
 
 MOST: Final = 16 << 20
 """Bytes of a log that are kept: half at its start, half at its end."""
@@ -41,10 +43,8 @@ def read_file_ends(path: Path, most: int = MOST) -> bytes:
     descriptor, mode = open_regular(path)
     if descriptor is None:
         raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a file"))
-    try:
+    with opened(descriptor):
         return _ends(descriptor, most)
-    finally:
-        os.close(descriptor)
 
 
 def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
@@ -57,7 +57,7 @@ def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
     begin = bytearray()
     last: deque[bytes] = deque(maxlen=most // 2 // _CHUNK + 1)
     total = 0
-    while chunk := _read_whole(descriptor, _CHUNK):
+    while chunk := b"".join(_read_pieces(descriptor, _CHUNK)):
         total += len(chunk)
         if total > MOST_STREAMED:
             raise EndlessError(0, f"is longer than {MOST_STREAMED >> 20} MiB")
@@ -84,10 +84,8 @@ def _read_at(descriptor: int, count: int, offset: int) -> bytes:
     return bytes(read)
 
 
-def _read_whole(descriptor: int, count: int) -> bytes:
-    """Read `count` bytes, fewer only at the end."""
-    # A pipe returns them in small pieces.
-    read = bytearray()
-    while len(read) < count and (chunk := os.read(descriptor, count - len(read))):
-        read += chunk
-    return bytes(read)
+def _read_pieces(descriptor: int, count: int) -> Iterator[bytes]:
+    """Read `count` bytes, fewer only at the end. A pipe returns them in small pieces."""
+    while count and (piece := os.read(descriptor, count)):
+        yield piece
+        count -= len(piece)

@@ -24,15 +24,11 @@ class OtherNames:
         """Return the name of a file with one of these inodes in the directory of `path`; empty if there is none."""
         directory = path.rpartition("/")[0]
         if directory not in self._directories:
-            self._directories[directory] = _read_names(directory)
+            self._directories[directory] = {}
+            with suppress(OSError), os.scandir(directory or "/") as entries:
+                self._directories[directory] = {entry.inode(): entry.name for entry in entries}
         names = self._directories[directory]
         return next((names[inode] for inode in inodes if inode in names), "")
-
-
-def _read_names(directory: str) -> dict[int, str]:
-    with suppress(OSError), os.scandir(directory or "/") as entries:
-        return {entry.inode(): entry.name for entry in entries}
-    return {}
 
 
 @contextmanager

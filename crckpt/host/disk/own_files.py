@@ -12,6 +12,8 @@ from typing import Final
 _MOST: Final = 16 << 20
 _BY_OTHERS: Final = 0o022
 
+_PRIVATE: Final = 0o700
+
 
 def is_own(status: os.stat_result, kind: int = stat.S_IFREG) -> bool:
     """Return whether a file has this kind, belongs to root or our user, and nobody else can write to it."""
@@ -49,9 +51,6 @@ def read_own(path: Path) -> bytes:
     """Read a file of ours. Raises OSError if there is none, or others can have written it."""
     with open(open_own(path), "rb") as file:
         return file.read(_MOST)
-
-
-_PRIVATE: Final = 0o700
 
 
 def runtime_directory() -> Path:

@@ -35,11 +35,16 @@ class Package(Struct, frozen=True):
 def find_packages(paths: Iterable[str], after: datetime) -> dict[str, Package]:
     """Find the packages that own these files, and the first change of each after that moment."""
     wanted = tuple(paths)
+    found: dict[str, Package] = {}
     with suppress(HostCannot, OSError, ValueError):
-        if _is_installed("dpkg"):
+        if shutil.which("dpkg", path=run.ENVIRONMENT["PATH"]):
             return _ask_dpkg(wanted, after)
-        if _is_installed("rpm"):
-            return {path: package for path in wanted if (package := _ask_rpm(path))}
+        for path in wanted if shutil.which("rpm", path=run.ENVIRONMENT["PATH"]) else ():
+            done = run.run(("rpm", "--query", "--queryformat", _OF_RPM, "--file", path), timeout=_WITHIN_S)
+            if done.ok:
+                name, version, since = done.output.splitlines()[0].split("\t")
+                found[path] = Package(name, version, utc_datetime(int(since)))
+        return found
     return {}
 
 
@@ -61,12 +66,10 @@ def first_change(log: str, name: str, after: datetime) -> tuple[datetime, str] |
     return None
 
 
-def _is_installed(tool: str) -> bool:
-    return shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is not None
-
-
 def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
-    spelled = {other: path for path in paths for other in _spellings(path)}
+    spelled = {path: path for path in paths}
+    # On a system with merged /usr a package may list a file without that.
+    spelled |= {path.removeprefix("/usr"): path for path in paths if path.startswith(_MERGED)}
     names: dict[str, str] = {}
     # Its exit status only says whether all files were found.
     for line in run.run(("dpkg", "--search", *spelled), timeout=_WITHIN_S).output.splitlines():
@@ -80,11 +83,6 @@ def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
     return {path: packages[name] for path, name in names.items() if name in packages}
 
 
-def _spellings(path: str) -> tuple[str, ...]:
-    """The paths that a package may list for a file: on a system with merged /usr also that without /usr."""
-    return (path, path.removeprefix("/usr")) if path.startswith(_MERGED) else (path,)
-
-
 def _package(name: str, log: str, after: datetime) -> Package | None:
     shown = run.run(("dpkg-query", "--show", "--showformat=${Version}", name), timeout=_WITHIN_S)
     plain = name.partition(":")[0]
@@ -96,11 +94,3 @@ def _package(name: str, log: str, after: datetime) -> Package | None:
         return Package(plain, shown.output, found[0], found[1])
     # dpkg rewrites the package's list of files when it installs or upgrades it.
     return Package(plain, shown.output, utc_datetime(lists.stat().st_mtime))
-
-
-def _ask_rpm(path: str) -> Package | None:
-    done = run.run(("rpm", "--query", "--queryformat", _OF_RPM, "--file", path), timeout=_WITHIN_S)
-    if not done.ok:
-        return None
-    name, version, since = done.output.splitlines()[0].split("\t")
-    return Package(name, version, utc_datetime(int(since)))

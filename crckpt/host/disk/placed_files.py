@@ -89,16 +89,17 @@ class Placement:
         parts = path.parts[1:]
         if parts[:1] and parts[0] in _FORBIDDEN:
             raise PreflightRefused(f"{path} is made by the kernel", hint="leave out --send-files")
-        here = self._hold(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open.append(here)
         entries = [PathEntry(Path("/"), os.fstat(here))]
         for number, (name, owner) in enumerate(zip(parts, owners, strict=True), 1):
             place = Path("/", *parts[:number])
             try:
-                below = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                here = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             except FileNotFoundError:
                 _check_trust(entries, user, place)
-                below = self._make_directory(here, name, owner)
-            here = self._hold(below)
+                here = self._make_directory(here, name, owner)
+            self._open.append(here)
             entries.append(PathEntry(place, os.fstat(here)))
             if not stat.S_ISDIR(entries[-1].status.st_mode):
                 raise PreflightRefused(
@@ -161,10 +162,6 @@ class Placement:
                 self._remember(above, name, os.fstat(made))
                 owner.give(made)
         return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-
-    def _hold(self, descriptor: int) -> int:
-        self._open.append(descriptor)
-        return descriptor
 
     def _remember(self, directory: int, name: str, status: os.stat_result) -> None:
         self._made.append((directory, name, (status.st_dev, status.st_ino)))

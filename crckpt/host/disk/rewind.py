@@ -135,11 +135,9 @@ def _remove(directory: int, name: str, tail: int) -> None:
 
 def _check_room(file: int, size: int, tail: int, path: Path) -> None:
     """Raise OSError if the later lines do not fit on the disk, apart from space that is reserved for root."""
-    found = os.fstatvfs(tail)
-    status = os.fstat(file)
+    room, status = os.fstatvfs(tail), os.fstat(file)
     # Holes are copied as holes, so the copy takes no more than the file has on the disk.
-    wanted = min(status.st_size - size, status.st_blocks * _SECTOR)
-    if wanted > found.f_bavail * found.f_frsize:
+    if min(status.st_size - size, status.st_blocks * _SECTOR) > room.f_bavail * room.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 

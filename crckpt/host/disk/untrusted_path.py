@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.disk.path_trust import PathEntry, is_redirected, open_path
+from crckpt.host.opened import opened
 from crckpt.host.proc.mountinfo import read_mounts
 
 _AUTOMOUNTED: Final = "autofs"
@@ -41,15 +42,20 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
 
     `automounts`: the result of `find_automounts`. Raises OSError.
     """
+    place = Path(path)
     try:
-        descriptor, entries = open_path(Path(path)) if follow else _open_last(path)
+        descriptor, entries = open_path(place if follow else place.parent)
+        if not follow:
+            with opened(descriptor) as above:
+                descriptor = os.open(place.name or "/", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            entries = (*entries, PathEntry(place, os.fstat(descriptor)))
     except (FileNotFoundError, NotADirectoryError):
-        # Below such a directory nothing exists until something is mounted.
-        descriptor, entries = _open_nearest(path)
+        # Below such a directory nothing exists until something is mounted. Open the nearest one above that exists.
+        descriptor, entries = _open_nearest(place)
         if not _is_unmounted(entries, automounts):
             os.close(descriptor)
             raise
-    try:
+    with opened(descriptor):
         owners = frozenset(entry.status.st_uid for entry in entries)
         yield HeldFile(
             entries[-1].status,
@@ -58,8 +64,6 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
             _is_unmounted(entries, automounts),
             is_redirected(entries if follow else entries[:-1]),
         )
-    finally:
-        os.close(descriptor)
 
 
 def find_automounts() -> frozenset[int]:
@@ -71,19 +75,8 @@ def _is_unmounted(entries: tuple[PathEntry, ...], automounts: frozenset[int]) ->
     return any(entry.status.st_dev in automounts for entry in entries)
 
 
-def _open_last(path: str) -> tuple[int, tuple[PathEntry, ...]]:
-    """As `open_path`, but a symbolic link at the end is not followed."""
-    above, entries = open_path(Path(path).parent)
-    try:
-        descriptor = os.open(Path(path).name or "/", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-    finally:
-        os.close(above)
-    return descriptor, (*entries, PathEntry(Path(path), os.fstat(descriptor)))
-
-
-def _open_nearest(path: str) -> tuple[int, tuple[PathEntry, ...]]:
-    """Open the nearest directory above that exists."""
-    for above in Path(path).parents:
+def _open_nearest(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
+    for above in path.parents:
         with suppress(OSError):
             return open_path(above)
     return open_path(Path("/"))

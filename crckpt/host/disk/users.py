@@ -102,10 +102,8 @@ def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
             directory = open_without_links(above, os.O_PATH | os.O_DIRECTORY, directory=root)
         except OSError:
             return False
-        try:
+        with opened(directory):
             return os.access(f"/proc/self/fd/{directory}", os.X_OK, effective_ids=True)
-        finally:
-            os.close(directory)
 
 
 def user_name(who: User) -> str:

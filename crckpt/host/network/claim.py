@@ -36,6 +36,12 @@ _EARLY: Final = -450
 # the field by a name (`taddr`) only since 1.0.8.
 _NEIGHBOURS: Final = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } @th,64,128"
 
+# The kernel sends nothing for these by itself, or only answers.
+_QUIET: Final = ("LISTEN", "CLOSE", "TIME_WAIT")
+_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
+_SOCKETS_END_S: Final = 30.0
+_LOOK_S: Final = 0.05
+
 
 def table_name(move_id: MoveId) -> str:
     if not re.fullmatch("[0-9a-f]{16}", move_id):
@@ -104,13 +110,6 @@ def _nft(commands: str) -> run.Finished:
         first = next(iter(done.output.strip().splitlines()), "it failed and said nothing")
         raise HostCannot(f"the moved address cannot be fenced off ({tool}): {first}")
     return done
-
-
-# The kernel sends nothing for these by itself, or only answers.
-_QUIET: Final = ("LISTEN", "CLOSE", "TIME_WAIT")
-_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
-_SOCKETS_END_S: Final = 30.0
-_LOOK_S: Final = 0.05
 
 
 def claim(addresses: Sequence[HostAddress], move_id: MoveId) -> tuple[HostAddress, ...]:

@@ -97,12 +97,12 @@ def find_holder(ip: str) -> tuple[Device, DeviceAddress] | None:
 
 def read_routes(address: HostAddress) -> tuple[Route, ...]:
     """Read the routes of the address's family through its device. Raises HostCannot."""
-    return _decode(_ROUTES, _ip("-json", _family(address), "route", "show", "dev", address.device))
+    return _decode(_ROUTES, _ip("-json", f"-{address.family}", "route", "show", "dev", address.device))
 
 
 def find_route(address: HostAddress) -> Route | None:
     """The route that packets to this address take now; None if there is none. Raises HostCannot."""
-    found = _try_ip("-json", _family(address), "route", "get", address.ip)
+    found = _try_ip("-json", f"-{address.family}", "route", "get", address.ip)
     # It fails where there is no route.
     routes = _decode(_ROUTES, found) if found.ok else ()
     return routes[0] if routes else None
@@ -115,7 +115,7 @@ def add_silently(address: HostAddress) -> None:
         # Deprecated: the kernel chooses it for no connection that others on this host begin. nodad: the other host
         # still has it.
         words += ["nodad", "valid_lft", "forever", "preferred_lft", "0"]
-    _ip(_family(address), *words)
+    _ip(f"-{address.family}", *words)
 
 
 def make_ordinary(address: HostAddress, *, needs_route: bool) -> None:
@@ -138,7 +138,7 @@ def remove(address: HostAddress) -> None:
         delete_address(address)
         return
     # It says why.
-    done = _try_ip(_family(address), "address", "delete", address.interface, "dev", address.device)
+    done = _try_ip(f"-{address.family}", "address", "delete", address.interface, "dev", address.device)
     if done.ok:
         return
     holder = find_holder(address.ip)
@@ -161,10 +161,6 @@ def delete_address(address: HostAddress) -> None:
         (code,) = struct.unpack_from("=i", kernel.recv(_LONGEST), _HEADER.size)
     if code:
         raise OSError(-code, os.strerror(-code))
-
-
-def _family(address: HostAddress) -> str:
-    return f"-{address.family}"
 
 
 def _ip(*words: str) -> run.Finished:

@@ -6,9 +6,10 @@ import re
 import socket
 import struct
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host.namespaces.network_locks import find_nft
@@ -25,46 +26,37 @@ _WITHIN_S: Final = 5.0
 _QUOTED: Final = re.compile(r'"([^"\n]+)"')
 
 
-def find_group_restrictions(controllers: str, path: str) -> dict[str, int]:
-    """Find what a group and those above it restrict: as `restrictions` says, and rules of our network on packets.
+class PacketRules(Struct, frozen=True):
+    """Names in rules that have to do with groups; some are of other things, and no paths of groups."""
 
-    Such a rule is `packets of GROUP`, and counts as 1. Call `read_packet_rules` before.
-    """
-    found = restrictions(controllers, path)
-    own = None if controllers else group_directory(controllers, path)
-    if own is not None:
-        # nft names a group below /sys/fs/cgroup, newer ones below the mount of version 2.
-        parts = [part for part in path.split("/") if part]
-        names = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        below = str(own).removesuffix("/".join(parts)).removeprefix(f"{_MOUNTS}/")
-        named = _read_named_groups()
-        found.update((f"packets of {name}", 1) for name in names if name in named or below + name in named)
-    return found
+    names: frozenset[str] = frozenset()
 
+    def find_restrictions(self, controllers: str, path: str) -> dict[str, int]:
+        """Find what a group and those above it restrict: as `restrictions` says, and these rules of packets.
 
-def read_packet_rules() -> None:
-    """Read the rules as they are now, for `find_group_restrictions`: later the tree may be frozen."""
-    _read_named_groups.cache_clear()
-    _read_named_groups()
+        Such a rule is `packets of GROUP`, and counts as 1.
+        """
+        found = restrictions(controllers, path)
+        own = None if controllers else group_directory(controllers, path)
+        if own is not None:
+            # nft names a group below /sys/fs/cgroup, newer ones below the mount of version 2.
+            parts = [part for part in path.split("/") if part]
+            names = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+            below = str(own).removesuffix("/".join(parts)).removeprefix(f"{_MOUNTS}/")
+            found.update((f"packets of {name}", 1) for name in names if {name, below + name} & self.names)
+        return found
 
 
-@cache  # to start nft takes 10 ms
-def _read_named_groups() -> frozenset[str]:
-    """Read all names in rules that have to do with groups; some are of other things, and no paths of groups."""
+def read_packet_rules() -> PacketRules:
+    """Read the rules of our network namespace as they are now. Before the tree is frozen: to start nft takes 10 ms."""
     listed = ""
-    if _has_tables() and (tool := find_nft()):
-        with suppress(HostCannot):
-            listed = run.run([tool, "list", "ruleset"], timeout=_WITHIN_S).output
-    return frozenset(_QUOTED.findall(listed) if "cgroupv2" in listed else ())
-
-
-def _has_tables() -> bool:
-    """Return whether there is any rule: to start nft takes 10 ms, to ask nothing."""
     with (
-        suppress(OSError),
+        suppress(OSError, HostCannot),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as asked,
     ):
         asked.sendto(_TABLES, (0, 0))
         _, kind = struct.unpack_from("=IH", asked.recv(1 << 16))
-        return bool(kind == _TABLE)
-    return False
+        # Without any table there is no rule.
+        if kind == _TABLE and (tool := find_nft()):
+            listed = run.run([tool, "list", "ruleset"], timeout=_WITHIN_S).output
+    return PacketRules(frozenset(_QUOTED.findall(listed) if "cgroupv2" in listed else ()))

@@ -41,6 +41,31 @@ _TARGET_LINK_ADDRESS: Final = 2
 # Neighbours drop what a router may have forwarded (RFC 4861, 7.1.2).
 _HOPS: Final = 255
 
+_MOST_PACKETS: Final = 256
+_MOST_BYTES: Final = 256 << 10
+_LONGEST: Final = 40 + 0xFFFF
+# What waits is read, and no more: anybody may send faster than we read, and the tree is frozen meanwhile.
+_MOST_READ: Final = 8192
+_READ_WITHIN_S: Final = 0.1
+# Of so many connections, those that were heard of last: anybody may send from any address.
+_MOST_CONNECTIONS: Final = 256
+_MOST_KEPT_BYTES: Final = 4 << 20
+# Of each connection, the last: a peer that waits sends again the first one that was not acknowledged.
+_MOST_OF_CONNECTION: Final = 8
+
+_SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
+_SO_RCVBUFFORCE: Final = 33
+_BUFFER_BYTES: Final = 4 << 20
+_PROTOCOLS: Final = {4: 0x0800, 6: 0x86DD}
+_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
+# Where a packet names its protocol, and its destination. Source: RFC 791, RFC 8200.
+_PROTOCOL_AT: Final = {4: 9, 6: 6}
+_TARGET_AT: Final = {4: 16, 6: 24}
+_FIN, _SYN, _RST, _ACK = 0x01, 0x02, 0x04, 0x10
+
+# Instructions of a classic BPF program. Source: linux/filter.h.
+_LOAD_WORD, _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06
+
 
 class Announcer:
     """Announces addresses. Its sockets stay open: the kernel takes 10 ms to close each. Raises OSError."""
@@ -96,32 +121,6 @@ def make_checksum(data: bytes) -> int:
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
-
-
-_MOST_PACKETS: Final = 256
-_MOST_BYTES: Final = 256 << 10
-_LONGEST: Final = 40 + 0xFFFF
-# What waits is read, and no more: anybody may send faster than we read, and the tree is frozen meanwhile.
-_MOST_READ: Final = 8192
-_READ_WITHIN_S: Final = 0.1
-# Of so many connections, those that were heard of last: anybody may send from any address.
-_MOST_CONNECTIONS: Final = 256
-_MOST_KEPT_BYTES: Final = 4 << 20
-# Of each connection, the last: a peer that waits sends again the first one that was not acknowledged.
-_MOST_OF_CONNECTION: Final = 8
-
-_SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
-_SO_RCVBUFFORCE: Final = 33
-_BUFFER_BYTES: Final = 4 << 20
-_PROTOCOLS: Final = {4: 0x0800, 6: 0x86DD}
-_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
-# Where a packet names its protocol, and its destination. Source: RFC 791, RFC 8200.
-_PROTOCOL_AT: Final = {4: 9, 6: 6}
-_TARGET_AT: Final = {4: 16, 6: 24}
-_FIN, _SYN, _RST, _ACK = 0x01, 0x02, 0x04, 0x10
-
-# Instructions of a classic BPF program. Source: linux/filter.h.
-_LOAD_WORD, _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06
 
 
 class TcpPacket(Struct, frozen=True):

@@ -33,6 +33,9 @@ _IN_MEMORY: Final = ("tmpfs", "ramfs")
 # Source: linux/major.h.
 _MEMORY_MAJOR: Final = 1
 
+# More than struct statfs has.
+_SIZE: Final = 256
+
 
 class UnreachableFile(Struct, frozen=True):
     """A file in use that its name does not lead to: its mount is missing (`mount`), or another one hides it (`hidden`).
@@ -205,10 +208,6 @@ def find_kernel_files(descriptors: Iterable[proc.Descriptor]) -> Iterator[HeldKe
         if found.target.startswith(_PLACES):
             with suppress(OSError):
                 yield HeldKernelFile(found.pid, found.fd, read_kernel_file(found.pid, found.fd, found.flags))
-
-
-# More than struct statfs has.
-_SIZE: Final = 256
 
 
 class KernelFile(Struct, frozen=True):

@@ -33,6 +33,11 @@ _REFUSALS: Final[dict[int, Literal["taken", "missing"]]] = {
 _TCP: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
 _INET: Final[tuple[InetTable, ...]] = (*_TCP, "udp", "udp6")
 
+Binding = Literal["listen", "datagram", "connection"]
+"""How a socket uses its address: a TCP socket that listens or is connected, or a UDP socket."""
+# In the fdinfo of a unix socket (Linux 5.10): descriptors that were sent and wait there.
+_IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
+
 
 class TcpConnection(Struct, frozen=True):
     """A TCP socket of a live process that has a peer."""
@@ -69,10 +74,6 @@ def socket_titles(pid: int) -> dict[int, str]:
             titles[row.inode] = f"{table.rstrip('6')} {row.local}{to} ({state})"
     titles.pop(0, None)  # connections that no process has open any more
     return titles
-
-
-Binding = Literal["listen", "datagram", "connection"]
-"""How a socket uses its address: a TCP socket that listens or is connected, or a UDP socket."""
 
 
 def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"] | None:
@@ -130,10 +131,6 @@ def _tcp_sockets(pids: Iterable[int]) -> Iterator[tuple[int, int, InetRow]]:
             for inode, fd in descriptors.items():
                 if row := tables[space].get(inode):
                     yield pid, fd, row
-
-
-# In the fdinfo of a unix socket (Linux 5.10): descriptors that were sent and wait there.
-_IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 
 
 class OutsideEnd(Struct, frozen=True):

@@ -77,6 +77,19 @@ _TIMEOUT: Final = {"futex": 3}
 # Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set.
 _FLAGS: Final = {"clock_nanosleep": 1}
 
+LimitKind = Literal["descriptors", "addresses", "maps", "groups", "line"]
+
+# CRIU's code in a process opens a socket and files of /proc there, and gets a pipe (criu/pie/parasite.c): seen.
+_FREE_DESCRIPTORS: Final = 4
+# It gets memory there, with 16 bytes for each page of the process (criu/mem.c, dump_pages_args_size), and splits it.
+_FREE_ADDRESSES: Final = 256 << 10
+_FREE_MAPS: Final = 8
+# PARASITE_MAX_GROUPS of CRIU 4.2 (criu/include/parasite.h).
+_MOST_GROUPS: Final = 973
+# CRIU reads /proc by lines into a buffer of a page (criu/bfd.c).
+_LONGEST_LINE: Final = PAGE_SIZE - 1
+_UNLIMITED: Final = 1 << 64
+
 
 class WaitingThread(Struct, frozen=True):
     """A thread, and the call that it waits in."""
@@ -159,20 +172,6 @@ def parse_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]
     if (call in _TIMEOUT and not values[_TIMEOUT[call]]) or (call in _FLAGS and values[_FLAGS[call]] & 1):
         call = ""
     return call, is_compat
-
-
-LimitKind = Literal["descriptors", "addresses", "maps", "groups", "line"]
-
-# CRIU's code in a process opens a socket and files of /proc there, and gets a pipe (criu/pie/parasite.c): seen.
-_FREE_DESCRIPTORS: Final = 4
-# It gets memory there, with 16 bytes for each page of the process (criu/mem.c, dump_pages_args_size), and splits it.
-_FREE_ADDRESSES: Final = 256 << 10
-_FREE_MAPS: Final = 8
-# PARASITE_MAX_GROUPS of CRIU 4.2 (criu/include/parasite.h).
-_MOST_GROUPS: Final = 973
-# CRIU reads /proc by lines into a buffer of a page (criu/bfd.c).
-_LONGEST_LINE: Final = PAGE_SIZE - 1
-_UNLIMITED: Final = 1 << 64
 
 
 class ReachedLimit(Struct, frozen=True):

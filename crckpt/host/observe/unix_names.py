@@ -52,20 +52,14 @@ class UnixNames:
                     file = os.open(f"{above.link}/{name}", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
                 except FileNotFoundError:
                     return None if os.access(above.link, os.W_OK | os.X_OK) else "unwritable"
-                try:
+                with opened(file):
                     if not stat.S_ISSOCK(os.fstat(file).st_mode):
                         return "occupied"
                     return "taken" if is_bound(file) else None
-                finally:
-                    os.close(file)
         except (FileNotFoundError, NotADirectoryError):
             return "missing"
         except (OSError, ValueError):
             return None
-
-    def is_path_bound(self, path: str) -> bool:
-        """Return whether a socket that some process has open is bound to an absolute path."""
-        return self.find_path_refusal(path) == "taken"
 
     def is_abstract_bound(self, kind: int, name: str) -> bool:
         """Return whether a socket of this kind, of socket(2), is bound to the abstract name, written as `@name`."""
@@ -98,9 +92,12 @@ def find_renamed(held: socket.socket) -> RenamedSocket | None:
     None also if the kernel does not tell, or nothing connects to it by its name.
     """
     name = held.getsockname()
-    # Abstract names are bytes. CRIU binds no connection, which has the name of the socket that accepted it.
-    if not name or isinstance(name, bytes) or _is_connection(held):
+    if not name or isinstance(name, bytes):  # abstract names are bytes
         return None
+    with suppress(OSError):
+        held.getpeername()
+        if held.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_DGRAM:
+            return None  # CRIU binds no connection, which has the name of the socket that accepted it
     with suppress(OSError), opened_file(held) as file:
         found, link = os.fstat(file), read_path(file)
         bound = Path(name)
@@ -152,13 +149,6 @@ def _left_socket(name: str, directory: int, ours: os.stat_result) -> Iterator[os
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != ours.st_uid or is_bound(file):
             raise FileExistsError(0, f"another file has the name {name}")
         yield found
-
-
-def _is_connection(held: socket.socket) -> bool:
-    with suppress(OSError):
-        held.getpeername()
-        return held.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_DGRAM
-    return False
 
 
 def _is(path: Path, found: os.stat_result) -> bool:

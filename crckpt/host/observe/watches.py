@@ -109,10 +109,8 @@ def _open(point: str, watch: _Watch) -> str:
     with suppress(OSError):
         with opened(os.open(point, os.O_RDONLY | os.O_DIRECTORY)) as mount:
             file = check(LIBC.open_by_handle_at(mount, asked, os.O_PATH))
-        try:
+        with opened(file):
             return str(Path(f"/proc/self/fd/{file}").readlink())
-        finally:
-            os.close(file)
     return ""
 
 

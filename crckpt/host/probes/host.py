@@ -6,13 +6,14 @@ store and other directories, programs). `trial` runs each probe in a child, and 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.host.probes import network, setup, tasks
-from crckpt.host.probes.trial import Fact, Outcome, fact, probe_in_child
+from crckpt.host.probes.trial import Fact, Outcome, fact, ok, probe_in_child
 
 
 class ProbeRequest(Struct, frozen=True):
@@ -28,15 +29,10 @@ class ProbeRequest(Struct, frozen=True):
 
 def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
     """Run all probes, one after the other. They leave nothing behind, and also run without root."""
-    # Run one at a time: some would disturb each other, for example by taking the PID that another has freed.
-    for key, trial in _probes(subject).items():
-        yield fact(key, probe_in_child(trial))
-
-
-def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
-    return {
+    probes: dict[str, Callable[[], Outcome]] = {
         "criu_plugins": lambda: setup.criu_plugins(subject.criu),
-        "kernel": setup.kernel,
+        # The other facts say what it can do.
+        "kernel": lambda: ok(f"{platform.release()} on {platform.machine()}"),
         "checkpoint_restore": tasks.checkpoint_restore,
         "pid_selection": tasks.pid_selection,
         "ptrace_scope": tasks.ptrace_scope,
@@ -50,7 +46,7 @@ def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
         "tcp_repair": network.tcp_repair,
         "lock_nftables": lambda: network.lock_by_nftables(subject.locks_by_nftables),
         "lock_iptables": network.lock_by_iptables,
-        "lock_skip": network.no_lock,
+        "lock_skip": lambda: ok("CRIU alone can dump without blocking connections; their peers may then reset them"),
         "move_ip": network.move_ip,
         "socket_diagnostics": network.socket_diagnostics,
         "tun": network.tun,
@@ -65,3 +61,6 @@ def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
         "systemd": setup.systemd,
         "ssh": setup.ssh,
     }
+    # One at a time: some would disturb each other, for example by taking the PID that another has freed.
+    for key, trial in probes.items():
+        yield fact(key, probe_in_child(trial))

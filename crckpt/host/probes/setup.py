@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import re
 import shutil
 import stat
 import struct
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from crckpt.host import proc
@@ -28,6 +28,15 @@ _OF_FILES = {40: "checkpoint_restore", 8: "setpcap"}
 _SELINUX = Path("/sys/fs/selinux/enforce")
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 
+_RUN = Path("/run")
+_ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
+# flock: in the hold's shell script. unshare, nsenter: for new PID namespaces and trees that have their own.
+_TOOLS = ("flock", "unshare", "nsenter")
+_PROGRAM_S = 3
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+# CRIU's help has the directory that it was built with.
+_PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
+
 
 def capabilities() -> Outcome:
     """Compare our capabilities with those that a checkpoint needs."""
@@ -40,15 +49,20 @@ def capabilities() -> Outcome:
     held = proc.effective_capabilities()
     lacking = [name for number, name in _NEEDED.items() if number not in held]
     if lacking:
-        return missing(_without(lacking), "nothing can be checkpointed", run_with_capabilities(*lacking))
-    # Root of a user namespace has all capabilities, but few of them count outside.
-    if not _reach_the_kernel():
+        return missing(
+            f"root without CAP_{', CAP_'.join(lacking)}", "nothing can be checkpointed", run_with_capabilities(*lacking)
+        )
+    # Root of a user namespace has all capabilities, but few of them count outside. Following such a link needs one in
+    # the first user namespace, and CRIU follows one for each mapped file (fs/proc/base.c, proc_map_files_get_link).
+    try:
+        next(Path("/proc/self/map_files").iterdir()).stat()
+    except PermissionError:
         lost = "nothing can be checkpointed: the kernel hides which files are mapped"
         return missing("root of a user namespace only", lost, "sudo crckpt doctor, outside the container")
     lacking = [name for number, name in _HELPFUL.items() if number not in held]
     if lacking:
         lost = "trees with processes of several users cannot be checkpointed or restored"
-        return limited(_without(lacking), lost, run_with_capabilities(*lacking))
+        return limited(f"root without CAP_{', CAP_'.join(lacking)}", lost, run_with_capabilities(*lacking))
     return ok("root with all capabilities that CRIU needs")
 
 
@@ -61,12 +75,16 @@ def rootless(criu: Path | None) -> Outcome:
     with program.open("rb") as file:
         is_script = file.read(2) == b"#!"
     if is_script:
-        return limited(
-            f"{program} is a script, and the kernel ignores the capabilities of scripts",
-            lost,
-            _make_setpriv_command(program),
-        )
-    held = _of_file(program)
+        kept = ",".join(f"+{name}" for name in _OF_FILES.values())
+        words = ("--reuid", "USER", "--regid", "GROUP", "--init-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}")
+        fix = run.quote(["sudo", "setpriv", *words, str(program), "dump", "--unprivileged"]) + " ..."
+        return limited(f"{program} is a script, and the kernel ignores the capabilities of scripts", lost, fix)
+    # Magic with flags (bit 0: effective), then permitted and inheritable, low halves first (struct vfs_cap_data).
+    of_file: tuple[int, ...] = (0,) * 5
+    with suppress(OSError):
+        of_file = struct.unpack_from("<IIIII", os.getxattr(program, "security.capability"))
+    permitted = of_file[1] | of_file[3] << 32 if of_file[0] & 1 else 0
+    held = frozenset(bit for bit in range(64) if permitted >> bit & 1)
     lacking = [name for number, name in _OF_FILES.items() if number not in held]
     if lacking:
         give = f"sudo setcap cap_{',cap_'.join(_OF_FILES.values())}+eip {run.quote([str(program)])}"
@@ -76,16 +94,14 @@ def rootless(criu: Path | None) -> Outcome:
     )
 
 
-def _make_setpriv_command(program: Path) -> str:
-    """The command that lets an ordinary user run a program with these capabilities."""
-    kept = ",".join(f"+{name}" for name in _OF_FILES.values())
-    words = ("--reuid", "USER", "--regid", "GROUP", "--init-groups", f"--inh-caps={kept}", f"--ambient-caps={kept}")
-    return run.quote(["sudo", "setpriv", *words, str(program), "dump", "--unprivileged"]) + " ..."
-
-
 def security_modules() -> Outcome:
     """Check whether AppArmor or SELinux confine us."""
-    label = _label()
+    label = ""
+    try:
+        label = Path("/proc/self/attr/current").read_text().strip("\0\n ")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):  # no module gives labels
+            raise
     if _SELINUX.exists() and _SELINUX.read_text().strip() == "1":
         return limited(
             f"SELinux is enforcing, and the label of crckpt is {label or 'none'}",
@@ -99,46 +115,6 @@ def security_modules() -> Outcome:
         fix = "run crckpt unconfined (in a container: docker run --security-opt apparmor=unconfined ...)"
         return limited(f"AppArmor confines crckpt: {label}", lost, fix)
     return ok("neither AppArmor nor SELinux is active")
-
-
-def _reach_the_kernel() -> bool:
-    """Return whether our capabilities count in the first user namespace. Source: fs/proc/base.c,
-    proc_map_files_get_link.
-    """
-    # Following such a link needs a capability there, and CRIU follows one for each mapped file.
-    try:
-        next(Path("/proc/self/map_files").iterdir()).stat()
-    except PermissionError:
-        return False
-    return True
-
-
-def _label() -> str:
-    try:
-        return Path("/proc/self/attr/current").read_text().strip("\0\n ")
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOENT):
-            raise
-        return ""  # no module gives labels
-
-
-def _without(names: list[str]) -> str:
-    return f"root without {', '.join(f'CAP_{name}' for name in names)}"
-
-
-def _of_file(program: Path) -> frozenset[int]:
-    """Capabilities that the file gives as permitted and effective. Source: struct vfs_cap_data."""
-    # Magic with flags (bit 0: effective), then permitted and inheritable, low halves first.
-    try:
-        words = struct.unpack_from("<IIIII", os.getxattr(program, "security.capability"))
-    except OSError:
-        return frozenset()
-    permitted = words[1] | words[3] << 32
-    return frozenset(bit for bit in range(64) if permitted >> bit & 1 and words[0] & 1)
-
-
-_RUN = Path("/run")
-_ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
 
 
 def run_directory() -> Outcome:
@@ -159,7 +135,13 @@ def store(path: Path) -> Outcome:
     there = _nearest(path)
     if there != path:
         prefix = f"{path} does not exist yet; the first dump makes it: "
-        refused = _find_obstacle(path, there)
+        refused = None
+        # Try it: the mode does not show read-only mounts, quotas, or file systems like /proc.
+        try:
+            Path(tempfile.mkdtemp(prefix=".crckpt-", dir=there)).rmdir()
+        except OSError as error:
+            found = f"{path} does not exist and cannot be made below {there}: {error.strerror}"
+            refused = missing(found, "nothing can be stored", _ANOTHER)
     else:
         prefix, refused = "", _find_refusal(path)
     if refused:
@@ -171,9 +153,10 @@ def store(path: Path) -> Outcome:
             "dumps and restores fail if crckpt was installed without a C compiler",
             _ANOTHER,
         )
+    room = _check_room(there, "free space: crckpt gc; or use --store DIR on a larger disk", prefix)
     if _file_system(there) in ("tmpfs", "ramfs"):
-        return limited(f"{prefix}{_room(there)}", "checkpoints are lost at a reboot", _ANOTHER)
-    return _check_room(there, "free space: crckpt gc; or use --store DIR on a larger disk", prefix)
+        return limited(room.found, "checkpoints are lost at a reboot", _ANOTHER)
+    return room
 
 
 def staging(path: Path | None, in_store: Path) -> Outcome:
@@ -199,17 +182,6 @@ def cgroups() -> Outcome:
     return ok(f"control groups {layout} are mounted")
 
 
-def _find_obstacle(path: Path, above: Path) -> Outcome | None:
-    """Find why no directory can be made there; None if one can."""
-    # Try it: the mode does not show read-only mounts, quotas, or file systems like /proc.
-    try:
-        Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
-    except OSError as error:
-        found = f"{path} does not exist and cannot be made below {above}: {error.strerror}"
-        return missing(found, "nothing can be stored", _ANOTHER)
-    return None
-
-
 def _find_refusal(path: Path) -> Outcome | None:
     """Find why crckpt would refuse this directory as a store; None if it would not."""
     lost = "nothing can be stored"
@@ -233,15 +205,11 @@ def _find_refusal(path: Path) -> Outcome | None:
 
 
 def _check_room(path: Path, more: str, prefix: str = "") -> Outcome:
-    found = prefix + _room(path)
+    usage = shutil.disk_usage(path)
+    found = f"{prefix}{free_of(usage.free, usage.total)} on {_file_system(path)} ({path})"
     if space.free_disk(path) < GIBIBYTE:
         return limited(found, "a dump of a large tree does not fit", more)
     return ok(found)
-
-
-def _room(path: Path) -> str:
-    usage = shutil.disk_usage(path)
-    return f"{free_of(usage.free, usage.total)} on {_file_system(path)} ({path})"
 
 
 def _nearest(path: Path) -> Path:
@@ -255,19 +223,6 @@ def _file_system(path: Path) -> str:
     # Parents come first, so the last mount above the path is the nearest.
     above = (found.kind for found in reversed(mount_points()) if real.is_relative_to(found.path))
     return next(above, "an unknown file system")
-
-
-# flock: in the hold's shell script. unshare, nsenter: for new PID namespaces and trees that have their own.
-_TOOLS = ("flock", "unshare", "nsenter")
-_PROGRAM_S = 3
-_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-# CRIU's help has the directory that it was built with.
-_PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
-
-
-def kernel() -> Outcome:
-    """Name the kernel. The other facts say what it can do."""
-    return ok(f"{platform.release()} on {platform.machine()}")
 
 
 def criu_plugins(criu: Path | None) -> Outcome:

@@ -32,6 +32,8 @@ _ADVANCE_S = 100_000
 _TRIES = 5
 _SURVIVED = 7
 
+_UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
+
 
 def checkpoint_restore() -> Outcome:
     """Try the call by which a restore describes a process's memory: it needs CONFIG_CHECKPOINT_RESTORE."""
@@ -51,7 +53,9 @@ def pid_selection() -> Outcome:
     """Make a child with a PID that has just become free."""
     for _ in range(_TRIES):
         try:
-            wanted = _free_pid()
+            # One that has just become free: the kernel uses all others before it uses it again.
+            wanted = fork(int)
+            wait_for_status(wanted)
             child = own_process.fork_with_pid(wanted)
         except FileExistsError:  # another process has got it
             continue
@@ -93,17 +97,30 @@ def ptrace_scope() -> Outcome:
     """Let one child seize another: what CRIU does to every process of a tree."""
     scope = _YAMA.read_text().strip() if _YAMA.exists() else None
     found = "no Yama" if scope is None else f"yama ptrace_scope {scope}"
+
     # The target is no child of the one that seizes it: Yama's scope 1 lets a parent trace its descendants.
-    target = fork(_wait)
-    number = wait_for_status(fork(lambda: _errno_of_seizing(target)))
+    def wait() -> int:
+        signal.pause()
+        return 0
+
+    target = fork(wait)
+
+    def find_error() -> int:
+        try:
+            ptrace_requests.seize(target)
+        except OSError as error:
+            return error.errno or errno.EPERM
+        return 0
+
+    number = wait_for_status(fork(find_error))
     kill_child(target)
     if number == 0:
         return ok(f"crckpt can attach to other processes ({found})")
-    return missing(
-        f"crckpt cannot attach to other processes: {os.strerror(number)} ({found})",
-        "nothing can be checkpointed",
-        _ptrace_fix(scope),
-    )
+    fix = "sudo crckpt doctor" if os.geteuid() != 0 else run_with_capabilities("SYS_PTRACE")
+    if scope == "3":
+        fix = "reboot with kernel.yama.ptrace_scope below 3: it cannot be lowered"
+    refused = f"crckpt cannot attach to other processes: {os.strerror(number)} ({found})"
+    return missing(refused, "nothing can be checkpointed", fix)
 
 
 def seccomp_suspension() -> Outcome:
@@ -121,51 +138,15 @@ def seccomp_suspension() -> Outcome:
         ptrace_requests.seize(child, ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:
         kill_child(child)
-        return missing(
-            f"seccomp filters cannot be suspended: {error.strerror}",
-            "programs with a seccomp filter (browsers, sshd, many services) cannot be checkpointed",
-            _seccomp_fix(),
-        )
+        lost = "programs with a seccomp filter (browsers, sshd, many services) cannot be checkpointed"
+        fix = "run crckpt without a seccomp filter (in a container: docker run --security-opt seccomp=unconfined ...)"
+        fix = fix if os.geteuid() == 0 else "sudo crckpt doctor"
+        return missing(f"seccomp filters cannot be suspended: {error.strerror}", lost, fix)
     os.close(writing)
     status = wait_for_status(child)
     if status == _SURVIVED:
         return ok("programs with a seccomp filter can be checkpointed")
     return missing(f"a suspended filter killed a child ({status})", "a dump kills programs with a seccomp filter")
-
-
-def _free_pid() -> int:
-    """A PID that has just become free: the kernel uses all others before it uses it again."""
-    child = fork(int)
-    wait_for_status(child)
-    return child
-
-
-def _wait() -> int:
-    signal.pause()
-    return 0
-
-
-def _errno_of_seizing(pid: int) -> int:
-    try:
-        ptrace_requests.seize(pid)
-    except OSError as error:
-        return error.errno or errno.EPERM
-    return 0
-
-
-def _seccomp_fix() -> str:
-    if os.geteuid() != 0:
-        return "sudo crckpt doctor"
-    return "run crckpt without a seccomp filter (in a container: docker run --security-opt seccomp=unconfined ...)"
-
-
-def _ptrace_fix(scope: str | None) -> str:
-    if scope == "3":
-        return "reboot with kernel.yama.ptrace_scope below 3: it cannot be lowered"
-    return "sudo crckpt doctor" if os.geteuid() != 0 else run_with_capabilities("SYS_PTRACE")
-
-
-_UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
 def memory() -> Outcome:

@@ -12,10 +12,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from crckpt.host.opened import opened
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.model import MEBIBYTE
 
 GIBIBYTE: Final = 1 << 30
+
+WITHIN_S = 10
+"""Time limit of a probe. Programs that probes start have a shorter one, so that they end before."""
+
+_UNKNOWN = "crckpt does not know whether this works"
+_ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RAISED = 255
+# Bytes that a pipe holds without a reader.
+_MOST = 65536
 
 
 class Outcome(Struct, frozen=True):
@@ -75,16 +85,6 @@ def free_of(free: int, total: int) -> str:
     return f"{free / unit:.1f} {name} free of {total / unit:.1f}"
 
 
-WITHIN_S = 10
-"""Time limit of a probe. Programs that probes start have a shorter one, so that they end before."""
-
-_UNKNOWN = "crckpt does not know whether this works"
-_ENDING = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_RAISED = 255
-# Bytes that a pipe holds without a reader.
-_MOST = 65536
-
-
 def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
     """Run a probe in a child. If it raises, dies or takes more than `within` seconds, the outcome says so."""
     with interrupts_deferred():
@@ -97,7 +97,11 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
                 for number in _ENDING:
                     signal.signal(number, signal.SIG_DFL)
                 signal.alarm(within)
-                os.write(writing, msgspec.json.encode(_outcome(probe)))
+                try:
+                    outcome = probe()
+                except Exception as error:  # one that fails must not hide the others
+                    outcome = limited(f"the trial failed: {type(error).__name__}: {error}", _UNKNOWN)
+                os.write(writing, msgspec.json.encode(outcome))
             finally:
                 os._exit(0)
         os.close(writing)
@@ -111,8 +115,11 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             status = wait_for_status(child)
-            said = _read_now(reading)
-            os.close(reading)
+            said = b""
+            # Read what is in the pipe now: programs that the probe started may still have it open.
+            os.set_blocking(reading, False)
+            with suppress(BlockingIOError), opened(reading):
+                said = os.read(reading, _MOST)
     if said:
         return msgspec.json.decode(said, type=Outcome)
     if status == -signal.SIGALRM:
@@ -140,19 +147,3 @@ def kill_child(child: int) -> None:
     """End a child and wait for it."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-
-
-def _read_now(reading: int) -> bytes:
-    """Read what is in the pipe now."""
-    # Programs that the probe started may still have it open.
-    os.set_blocking(reading, False)
-    with suppress(BlockingIOError):
-        return os.read(reading, _MOST)
-    return b""
-
-
-def _outcome(probe: Callable[[], Outcome]) -> Outcome:
-    try:
-        return probe()
-    except Exception as error:  # one that fails must not hide the others
-        return limited(f"the trial failed: {type(error).__name__}: {error}", _UNKNOWN)

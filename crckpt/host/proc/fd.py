@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Final
@@ -144,9 +144,18 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
         if error.errno != errno.ENAMETOOLONG:
             raise
         target = ""
-    status = _status(f"/proc/{pid}/fd/{fd}")
+    status = None
+    try:
+        status = os.stat(f"/proc/{pid}/fd/{fd}")
+    except (FileNotFoundError, ProcessLookupError):  # the descriptor was closed, or its process has ended
+        raise
+    except OSError:  # EACCES: FUSE of another user. EIO, ESTALE, ENOTCONN: a dead share.
+        pass
     info = read_info(pid, fd)
     fields = parse_info(info)
+    # Between stat and the read of fdinfo, the number may have been given to another file. fdinfo has `ino` since Linux
+    # 5.14.
+    is_known = status is not None and int(fields.get("ino", status.st_ino)) == status.st_ino
     return Descriptor(
         pid=pid,
         fd=fd,
@@ -161,26 +170,11 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
         # In units of 512 bytes on every file system (inode(7)).
         allocated=status.st_blocks * 512 if status else 0,
         is_namespace=status is not None and status.st_dev == _namespaces_device(),
-        identity=_identity(status, fields) if status else (0, 0),
+        identity=(status.st_dev, status.st_ino) if status and is_known else (0, 0),
     )
-
-
-def _identity(status: os.stat_result, fields: Mapping[str, str]) -> tuple[int, int]:
-    # Between stat and the read of fdinfo, the number may have been given to another file. fdinfo has `ino` since Linux
-    # 5.14.
-    return (status.st_dev, status.st_ino) if int(fields.get("ino", status.st_ino)) == status.st_ino else (0, 0)
 
 
 @cache
 def _namespaces_device() -> int:
     """The device of the kernel's file system of namespaces (nsfs), which `ip netns` mounts on names of its own."""
     return os.stat("/proc/self/ns/mnt").st_dev
-
-
-def _status(link: str) -> os.stat_result | None:
-    try:
-        return os.stat(link)
-    except (FileNotFoundError, ProcessLookupError):  # the descriptor was closed, or its process has ended
-        raise
-    except OSError:  # EACCES: FUSE of another user. EIO, ESTALE, ENOTCONN: a dead share.
-        return None

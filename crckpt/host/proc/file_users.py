@@ -16,11 +16,10 @@ from msgspec import Struct
 
 from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
-from crckpt.host.proc.command import title
 from crckpt.host.proc.fd import open_flags, parse_info, read_info
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
-from crckpt.host.proc.tree import ancestors
+from crckpt.host.proc.tree import ancestors, title
 from crckpt.images.filelocks import FileLock, LockKind
 
 # LEASE and DELEG are left out: they do not prevent locks.
@@ -60,13 +59,24 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
         # Reading /proc/locks is slow: the kernel waits for every CPU.
         return {}
     holders = _Holders()
-    texts = {_without_number(line): line for line in _read_lines()}
+    looks = [_look(_READ_AT_ONCE)]
+    # A lock that comes or goes between two reads of a look repeats or hides the next ones. Look again until nothing
+    # changes, and let the reads begin elsewhere: what one look hides, the others see.
+    for number in range(1, _MOST_LOOKS):
+        if sum(map(len, looks[-1])) <= _READ_AT_ONCE or looks[-1:] == looks[-2:-1]:
+            break
+        looks.append(_look(_READ_AT_ONCE * number // _MOST_LOOKS))
+    texts = {_without_number(line): line for look in looks for line in look}
     if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
         texts = {line: f"1: {line}" for line in holders.all()} | texts
     lines = [line for line in map(_LINE.match, texts.values()) if line]
     found = {path: _file(path) for path in wanted} if lines else {}
     of_files = {
-        path: tuple(_parse_lock(line, holders) for line in lines if line["file"] == file)
+        path: tuple(
+            HeldLock(_KINDS[line["kind"]], line["mode"] == "WRITE", int(line["start"]), _end(line), *holders.of(line))
+            for line in lines
+            if line["file"] == file
+        )
         for path, file in found.items()
     }
     return {path: held for path, held in of_files.items() if held}
@@ -81,18 +91,6 @@ def parse_locks(info: str, pid: int, fd: int) -> tuple[FileLock, ...]:
         for line in lines
         if line
     )
-
-
-def _read_lines() -> Iterable[str]:
-    """Read the lines of /proc/locks, each once."""
-    looks = [_look(_READ_AT_ONCE)]
-    # A lock that comes or goes between two reads of a look repeats or hides the next ones. Look again until nothing
-    # changes, and let the reads begin elsewhere: what one look hides, the others see.
-    for number in range(1, _MOST_LOOKS):
-        if sum(map(len, looks[-1])) <= _READ_AT_ONCE or looks[-1:] == looks[-2:-1]:
-            break
-        looks.append(_look(_READ_AT_ONCE * number // _MOST_LOOKS))
-    return {_without_number(line): line for lines in looks for line in lines}.values()
 
 
 def _look(first: int) -> list[str]:
@@ -121,18 +119,6 @@ def _file(path: str) -> str:
             if mount.id == mount_id:
                 return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{inode}"
     return ""
-
-
-def _parse_lock(line: re.Match[str], holders: _Holders) -> HeldLock:
-    pid, comm = holders.of(line)
-    return HeldLock(
-        kind=_KINDS[line["kind"]],
-        exclusive=line["mode"] == "WRITE",
-        start=int(line["start"]),
-        end=_end(line),
-        pid=pid,
-        comm=comm,
-    )
 
 
 def _end(line: re.Match[str]) -> int | None:

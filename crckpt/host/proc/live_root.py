@@ -8,14 +8,16 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.proc.command import working_directory
 from crckpt.host.proc.fd import open_flags, read_targets
 from crckpt.host.proc.process import Identity, Process, read_process
 from crckpt.host.proc.procfs import boot_id
 from crckpt.host.proc.status import effective_capabilities, namespace
+from crckpt.host.proc.tree import working_directory
 from crckpt.model import Count, Pid
 
 _DELETED: Final = " (deleted)"
+
+_CAP_SYS_PTRACE: Final = 19  # linux/capability.h
 
 
 class CriuLog(Struct, frozen=True):
@@ -67,9 +69,6 @@ def find_log(root: int, builder: int, began: int) -> CriuLog | None:
                 if log.is_written_by(builder) and log.is_written_by(root):
                     return log
     return None
-
-
-_CAP_SYS_PTRACE: Final = 19  # linux/capability.h
 
 
 class LiveRoot(Identity, frozen=True):

@@ -10,13 +10,38 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
 from crckpt.model import PAGE_SIZE
+
+# The lines of smaps_rollup that count what CRIU writes. Shared memory counts by its Pss, the share of each process, so
+# that the sum over all processes counts each page once.
+_IN_NO_FILE: Final = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:")
+_SHARED_HUGE: Final = "Shared_Hugetlb:"
+
+# CRIU refuses unknown maps (criu/proc_parse.c:502), [uprobes] without an option (614), and SysV memory outside the
+# tree's IPC namespace (criu/cr-dump.c:477).
+_UNSAVABLE: Final = re.compile(r"/secretmem|anon_inode:|socket:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
+_MAP: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
+# mseal(2), Linux 6.10. CRIU restores such a map without its seal.
+_SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
+# mlock2(2), Linux 4.4. CRIU locks all of it: the restore needs memory for pages that the program never touched.
+_ON_FAULT: Final = re.compile(r"^VmFlags:.* lf\b", re.MULTILINE)
+
+# Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
+_HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl", " lf")
+
+UnsavableKind = Literal["device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes"]
+# A socket's map is of a packet socket: CRIU makes an empty ring in its place.
+_KINDS: Final[dict[str, UnsavableKind]] = {
+    "/dev/": "device",
+    "socket:": "ring",
+    "/SYSV": "sysv",
+    "[uprobes]": "uprobes",
+}
 
 
 class Map(Struct, frozen=True):
@@ -102,26 +127,6 @@ def find_deleted_mapped_files(pid: int) -> tuple[tuple[str, int, int], ...]:
     return tuple(found.values())
 
 
-# The lines of smaps_rollup that count what CRIU writes. Shared memory counts by its Pss, the share of each process, so
-# that the sum over all processes counts each page once.
-_IN_NO_FILE: Final = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:")
-_SHARED_HUGE: Final = "Shared_Hugetlb:"
-
-# CRIU refuses unknown maps (criu/proc_parse.c:502), [uprobes] without an option (614), and SysV memory outside the
-# tree's IPC namespace (criu/cr-dump.c:477).
-_UNSAVABLE: Final = re.compile(r"/secretmem|anon_inode:|socket:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
-_MAP: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
-# mseal(2), Linux 6.10. CRIU restores such a map without its seal.
-_SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
-# mlock2(2), Linux 4.4. CRIU locks all of it: the restore needs memory for pages that the program never touched.
-_ON_FAULT: Final = re.compile(r"^VmFlags:.* lf\b", re.MULTILINE)
-
-# Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
-_HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl", " lf")
-
-UnsavableKind = Literal["device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes"]
-
-
 class UnsavableMap(Struct, frozen=True):
     """A map that CRIU cannot save as it is. `start` is its first address.
 
@@ -139,7 +144,11 @@ def memory(*pids: int) -> int:
 
     Nothing of processes that have ended.
     """
-    return sum_memory(_rollups(pids))
+    rollups = []
+    for pid in pids:
+        with suppress(OSError):
+            rollups.append(procfs.lines(f"/proc/{pid}/smaps_rollup"))
+    return sum_memory(rollups)
 
 
 def sum_memory(rollups: Iterable[Sequence[str]]) -> int:
@@ -151,12 +160,6 @@ def sum_memory(rollups: Iterable[Sequence[str]]) -> int:
         # The kernel does not say how many processes share huge pages: they count as if all shared the same ones.
         shared = max(shared, sizes.get(_SHARED_HUGE, 0))
     return own + shared
-
-
-def _rollups(pids: Iterable[int]) -> Iterator[Sequence[str]]:
-    for pid in pids:
-        with suppress(OSError):
-            yield procfs.lines(f"/proc/{pid}/smaps_rollup")
 
 
 def find_unsavable_maps(pid: int) -> tuple[UnsavableMap, ...]:
@@ -190,27 +193,16 @@ def _find_parts(pid: int) -> Iterator[UnsavableMap]:
 
 def _judge(pid: int, addresses: str, path: str, details: str) -> Iterator[UnsavableMap]:
     start = int(addresses.partition("-")[0], 16)
-    link = Path(f"/proc/{pid}/map_files/{addresses}")
-    if _UNSAVABLE.match(path) and (kind := _kind(link, path)):
-        yield UnsavableMap(pid, start, path, kind)
+    if _UNSAVABLE.match(path):
+        found = (kind for begin, kind in _KINDS.items() if path.startswith(begin))
+        kind: UnsavableKind = next(found, "unknown")
+        mode = 0
+        with suppress(OSError):
+            mode = os.stat(f"/proc/{pid}/map_files/{addresses}").st_mode if kind == "device" else 0
+        if kind != "device" or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            yield UnsavableMap(pid, start, path, kind)
     if " lf" in details and _ON_FAULT.search(details):
         yield UnsavableMap(pid, start, path, "on-fault")
     # The kernel may seal its own maps. Searching every map for the expression would be slow: so ` sl` comes first.
     if " sl" in details and _SEALED.search(details) and not path.startswith(("[v", "[uprobes]")):
         yield UnsavableMap(pid, start, path, "sealed")
-
-
-def _kind(link: Path, path: str) -> UnsavableKind | None:
-    if path.startswith("/dev/"):
-        return "device" if _is_device(link) else None
-    # Of a packet socket: CRIU makes an empty ring in its place.
-    if path.startswith("socket:"):
-        return "ring"
-    return "sysv" if path.startswith("/SYSV") else "uprobes" if path == "[uprobes]" else "unknown"
-
-
-def _is_device(link: Path) -> bool:
-    with suppress(OSError):
-        mode = link.stat().st_mode
-        return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
-    return False

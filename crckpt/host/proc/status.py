@@ -16,6 +16,8 @@ from crckpt.host.proc import procfs
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, linux/sched.h
 
+_KINDS = ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time", "time_for_children")
+
 
 class Stat(Struct, frozen=True):
     """The name of a task, and the other fields as text, from the third on: the numbers in proc_pid_stat(5) less 3."""
@@ -159,16 +161,6 @@ def tid_seen_by(observer: int, pid: int, tid: int) -> int:
     return int(read_status(pid, tid)["NSpid"].split()[depth - 1])
 
 
-def read_shared_memory(pid: int) -> int:
-    """Bytes of shared memory that is in no file, and that a process has touched. 0 if it has ended."""
-    return read_bytes(pid, "RssShmem")
-
-
-def huge_pages(pid: int) -> int:
-    """Bytes of a process's huge pages that were set aside (hugetlb). 0 if it has ended."""
-    return read_bytes(pid, "HugetlbPages")
-
-
 def effective_capabilities(pid: int | str = "self") -> frozenset[int]:
     """The effective capabilities of a process, as numbers (linux/capability.h)."""
     # Being root is not enough: in a container, root lacks most of them.
@@ -184,9 +176,6 @@ def tracers(pid: int) -> tuple[tuple[int, int], ...]:
             if tid != pid and (traced_by := tracer(pid, tid)):
                 found.append((tid, traced_by))
     return tuple(found)
-
-
-_KINDS = ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time", "time_for_children")
 
 
 def namespace(pid: int | str, kind: str) -> int:

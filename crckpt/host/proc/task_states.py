@@ -92,9 +92,7 @@ def _state(pid: int, status: dict[str, str], threads: frozenset[int], ours: int)
         umask=int(status["Umask"], 8),
         is_dumpable=owner == user,
         links=links,
-        removed={fd: _read_inode(pid, fd) for fd, target in links.items() if target.endswith(DELETED)},
+        removed={
+            fd: os.stat(f"/proc/{pid}/fd/{fd}").st_ino for fd, target in links.items() if target.endswith(DELETED)
+        },
     )
-
-
-def _read_inode(pid: int, fd: int) -> int:
-    return os.stat(f"/proc/{pid}/fd/{fd}").st_ino

@@ -1,4 +1,4 @@
-"""Processes and their trees, and who uses a number as PID, thread id, process group or session, of files of /proc."""
+"""Processes, their trees and commands, and who uses a number as PID, thread id, process group or session."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from msgspec import Struct
 from crckpt.host.proc import procfs
 from crckpt.host.proc.process import Identity, Process, identify, read_process
 from crckpt.host.proc.status import namespace, read_stat
+
+# How firmly each holds a number: a PID that also names a group is reported as PID.
+_ROLES: Final = ("session", "group", "thread", "PID")
+_MOST_ARGUMENTS: Final = 128 << 10
 
 
 class Tree(Struct, frozen=True):
@@ -95,14 +99,14 @@ def find_ended_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) 
     """
     # Use the init's own /proc, which shows its namespace: in ours, the processes have other numbers.
     proc = Path("/proc") if init is None else Path(f"/proc/{init}/root/proc")
-    return tuple(tid for pid, tid in tasks if not _lives(pid, tid, proc))
-
-
-def _lives(pid: int, tid: int, proc: Path) -> bool:
-    try:
-        return read_stat(pid, tid, proc=proc).state not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    ended = []
+    for pid, tid in tasks:
+        try:
+            has_ended = read_stat(pid, tid, proc=proc).state in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            has_ended = True
+        ended += [tid] if has_ended else []
+    return tuple(ended)
 
 
 def outer_pids(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
@@ -145,10 +149,6 @@ def _parents() -> Iterator[tuple[int, int]]:
             yield pid, read_stat(pid).ppid
 
 
-# How firmly each holds a number: a PID that also names a group is reported as PID.
-_ROLES: Final = ("session", "group", "thread", "PID")
-
-
 class IdUser(Struct, frozen=True):
     """A process that uses `number` in this `role`."""
 
@@ -165,7 +165,12 @@ def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
     # The kernel keeps a number while anything is a member of the process group or session of that name. Read the files
     # of every process only if a number is in use, to name its user: reading them always took 19 of the 20 ms of a
     # restore's preflight.
-    wanted = _find_used(frozenset(numbers))
+    members = set()
+    for pid in procfs.pids():
+        with suppress(ProcessLookupError):
+            members |= {os.getpgid(pid), os.getsid(pid)}
+    # Thread ids are not listed in /proc, but can be looked up there.
+    wanted = {number for number in numbers if number in members or Path(f"/proc/{number}").exists()}
     found: dict[int, IdUser] = {}
     for pid in procfs.pids() if wanted else ():
         process = read_process(pid)
@@ -183,11 +188,38 @@ def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _find_used(numbers: frozenset[int]) -> frozenset[int]:
-    """The numbers that are used by anybody. Reads no file."""
-    members = set()
-    for pid in procfs.pids():
-        with suppress(ProcessLookupError):
-            members |= {os.getpgid(pid), os.getsid(pid)}
-    # Thread ids are not listed in /proc, but can be looked up there.
-    return frozenset(number for number in numbers if number in members or Path(f"/proc/{number}").exists())
+def command_line(pid: int) -> tuple[str, ...]:
+    """The arguments a process was started with (it may have changed them); empty if it has ended."""
+    # At most the first 128 KiB: a program can declare all of its memory to be its arguments (PR_SET_MM).
+    with suppress(OSError):
+        # Programs that rename themselves leave empty words behind their new name.
+        text = procfs.head(f"/proc/{pid}/cmdline", _MOST_ARGUMENTS).rstrip(b"\0")
+        return tuple(os.fsdecode(word) for word in text.split(b"\0")) if text else ()
+    return ()
+
+
+def read_commands(tree: Tree) -> Iterator[tuple[Process, tuple[str, ...], str]]:
+    """Each process of a tree with its command line and its current directory, except those that have ended."""
+    for process in tree.processes:
+        found = process, command_line(process.pid), working_directory(process.pid)
+        # Check this last: then the PID belonged to this process while both files were read.
+        if process.identity.keeps_pid:
+            yield found
+
+
+def title(pid: int) -> str:
+    """Return the name that people use for a process: its comm, or `criu` where CRIU was started through a loader; `?`
+    if it has ended.
+    """
+    # Started as `ld-linux-x86-64.so.2 --library-path DIRECTORIES ... criu`, it has the loader's name as its comm.
+    if any(Path(word).name == "criu" for word in command_line(pid)[:6]):
+        return "criu"
+    process = read_process(pid)
+    return process.comm if process else "?"
+
+
+def working_directory(pid: int) -> str:
+    """Its current directory; empty if it has ended."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/cwd")
+    return ""

@@ -19,6 +19,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.opened import opened
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.signals import FORWARDED, TYPED, Wakeups, send_signal, woken_by_signals
 from crckpt.host.process.terminals import ShellTerminal
@@ -99,15 +100,15 @@ class _Signals:
     """The signals that came and were not yet dealt with."""
 
     def __init__(self, wakeups: Wakeups) -> None:
-        self._wakeups = wakeups
+        self.wakeups = wakeups
         self.come: deque[int] = deque()
 
     def arrive(self, number: int, _frame: FrameType | None) -> None:
         self.come.append(number)
 
-    def wait(self, seconds: float | None) -> None:
-        """Block until a signal comes, but not longer than that."""
-        self._wakeups.wait(seconds=seconds)
+    def forget(self, number: int) -> None:
+        while number in self.come:
+            self.come.remove(number)
 
 
 class _Wait:
@@ -128,7 +129,7 @@ class _Wait:
             # stops.
             is_watched = self._in_background or self._job.program != self._job.child
             if not self._signals.come:  # some may have come while we stopped
-                self._signals.wait(_LOOK_S if is_watched else None)
+                self._signals.wakeups.wait(seconds=_LOOK_S if is_watched else None)
             while self._signals.come:
                 self._forward(self._signals.come.popleft())
         # Take the terminal from the group of the program that has ended, for the script that runs us. We are in the
@@ -186,21 +187,16 @@ class _Wait:
         signal.signal(number, signal.SIG_IGN)
         os.killpg(0, number)
         signal.signal(number, signal.SIG_DFL)
-        self._forget_continuations()
+        self._signals.forget(signal.SIGCONT)
         # To this thread: it must stop before it goes on.
         signal.pthread_kill(threading.get_ident(), number)
         signal.signal(number, before)
         # Another thread may have got SIGCONT: then its handler runs in a moment.
         if signal.SIGCONT not in self._signals.come:
-            self._signals.wait(_LOOK_S)
+            self._signals.wakeups.wait(seconds=_LOOK_S)
         was_continued = signal.SIGCONT in self._signals.come
-        self._forget_continuations()
+        self._signals.forget(signal.SIGCONT)
         return was_continued
-
-    def _forget_continuations(self) -> None:
-        for number in tuple(self._signals.come):
-            if number == signal.SIGCONT:
-                self._signals.come.remove(number)
 
     def _forward(self, number: int) -> None:
         """Do with the program what the signal would have done with it, had it been sent to the program."""
@@ -265,10 +261,8 @@ def _controlling_terminal() -> Iterator[int | None]:
     except OSError:
         yield None
         return
-    try:
+    with opened(terminal):
         yield terminal
-    finally:
-        os.close(terminal)
 
 
 @contextmanager

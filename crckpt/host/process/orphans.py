@@ -24,6 +24,10 @@ from crckpt.host.proc.procfs import pids
 from crckpt.host.process.signals import send_signal, send_signal_if
 from crckpt.host.syscalls.own_process import is_child_subreaper, set_child_subreaper
 
+# A killed process may have to free much memory first.
+_WITHIN_S: Final = 60.0
+_LOOK_S: Final = 0.005
+
 
 @contextmanager
 def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
@@ -90,11 +94,6 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
         send_signal(each.identity, number)
 
 
-# A killed process may have to free much memory first.
-_WITHIN_S: Final = 60.0
-_LOOK_S: Final = 0.005
-
-
 def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
     """End all processes that write these logs, of CRIUs that have surely ended; return when they are gone.
 
@@ -116,9 +115,7 @@ def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
 
 
 def _find_writers(logs: Collection[CriuLog]) -> Iterator[int]:
-    for pid in pids():
-        if _is_writer(pid, logs):
-            yield pid
+    return (pid for pid in pids() if _is_writer(pid, logs))
 
 
 def _is_writer(pid: int, logs: Collection[CriuLog]) -> bool:

@@ -19,6 +19,18 @@ from crckpt.model import PAGE_SIZE
 
 _ENDED_BY_SIGNAL: Final = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU)
 
+_LARGE: Final = "numpy"
+# Bytes of address space that numpy takes (2.3 on x86-64), with a margin.
+_NEEDED: Final = 80 << 20
+# An ImportError has no errno, so look for the texts of the C library's loader.
+_SAID: Final = ("failed to map segment", "Cannot allocate memory", "cannot allocate", "out of memory")
+_CAP_SYS_RESOURCE: Final = 24  # linux/capability.h
+_SMALLEST: Final = 16
+# Pages in a new pipe, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps).
+_LARGEST: Final = 1024
+# Other descriptors that CRIU has open, with a margin.
+_OTHERS: Final = 64
+
 
 def lift_limits() -> None:
     """Raise the limits as far as we may. A restored tree gets its own ones from its checkpoint."""
@@ -37,13 +49,6 @@ def read_file_size_limit() -> int | None:
     """Return the largest file that we and CRIU may write, in bytes; None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-_LARGE: Final = "numpy"
-# Bytes of address space that numpy takes (2.3 on x86-64), with a margin.
-_NEEDED: Final = 80 << 20
-# An ImportError has no errno, so look for the texts of the C library's loader.
-_SAID: Final = ("failed to map segment", "Cannot allocate memory", "cannot allocate", "out of memory")
 
 
 class _RefuseLarge:
@@ -75,14 +80,6 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         found = found.__cause__ or found.__context__
     return False
-
-
-_CAP_SYS_RESOURCE: Final = 24  # linux/capability.h
-_SMALLEST: Final = 16
-# Pages in a new pipe, and the most to which CRIU grows it (PIPE_MAX_SIZE, in the kernel's steps).
-_LARGEST: Final = 1024
-# Other descriptors that CRIU has open, with a margin.
-_OTHERS: Final = 64
 
 
 class DescriptorLimits(Struct, frozen=True):

@@ -19,6 +19,7 @@ from typing import Final, Self
 
 from crckpt.errors import TargetNotRunning
 from crckpt.host import proc
+from crckpt.host.opened import opened
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.status import read_stat
 from crckpt.host.syscalls.libc import syscall
@@ -132,10 +133,8 @@ def borrow_each(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int
             except OSError:
                 continue
             # Hold it for a moment only: while we have it, a pipe gets no end of file, and a closed port stays in use.
-            try:
+            with opened(borrowed):
                 yield descriptor, borrowed
-            finally:
-                os.close(borrowed)
 
 
 class ExitWatch:

@@ -55,7 +55,7 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
     for pid in others:
         with suppress(OSError):
             # The resident pages do not include hugetlb pages.
-            memory += int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.huge_pages(pid)
+            memory += int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.read_bytes(pid, "HugetlbPages")
     return frozenset(others), sum(map(_bytes_moved, others)), memory, _size(log)
 
 

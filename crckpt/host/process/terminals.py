@@ -23,6 +23,11 @@ from crckpt.errors import HostCannot
 
 _SIZE_BYTES = 8  # struct winsize: asm-generic/termios.h
 
+# How many terminals CRIU opens at most until one has the number that it needs (criu/tty.c, __pty_open_ptmx_index).
+_OPENED_BY_CRIU: Final = 32
+# asm-generic/ioctls.h; Python's termios does not have it.
+_TIOCGPTN: Final = 0x80045430
+
 
 class ShellTerminal(Struct, frozen=True):
     """A terminal as it was when it was read. `group` had its foreground; 0 if it is not our controlling terminal."""
@@ -89,12 +94,6 @@ def terminal_of_shell(descriptor: int | None) -> Iterator[ShellTerminal | None]:
         raise
 
 
-# How many terminals CRIU opens at most until one has the number that it needs (criu/tty.c, __pty_open_ptmx_index).
-_OPENED_BY_CRIU: Final = 32
-# asm-generic/ioctls.h; Python's termios does not have it.
-_TIOCGPTN: Final = 0x80045430
-
-
 def read_used_numbers() -> frozenset[int]:
     """Read which numbers are in use."""
     with suppress(FileNotFoundError):
@@ -108,7 +107,14 @@ def lower_numbers_held(needed: frozenset[int], multiplexer: str = "/dev/ptmx") -
     last, number = max(needed, default=0) - _OPENED_BY_CRIU, -1
     with ExitStack() as held, ExitStack() as not_held:
         while number < last:
-            descriptor = _open(multiplexer)
+            try:
+                descriptor = os.open(multiplexer, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                # Not the space of a disk.
+                hint = "close terminals, or raise the limit: sysctl kernel.pty.max"
+                raise HostCannot("all pseudoterminals of this host are in use", hint=hint) from error
             closing = held.enter_context(ExitStack())
             closing.callback(os.close, descriptor)
             (number,) = struct.unpack("i", fcntl.ioctl(descriptor, _TIOCGPTN, bytes(4)))
@@ -117,14 +123,3 @@ def lower_numbers_held(needed: frozenset[int], multiplexer: str = "/dev/ptmx") -
                 not_held.enter_context(closing.pop_all())
         not_held.close()
         yield
-
-
-def _open(multiplexer: str) -> int:
-    try:
-        return os.open(multiplexer, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        # Not the space of a disk.
-        hint = "close terminals, or raise the limit: sysctl kernel.pty.max"
-        raise HostCannot("all pseudoterminals of this host are in use", hint=hint) from error

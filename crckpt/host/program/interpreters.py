@@ -14,6 +14,12 @@ CODE: Final = "-c "
 CLASS: Final = "class "
 """The beginnings of a script's text for what is no file."""
 
+_JAVA: Final = "java"
+_JAVA_VALUES: Final = (
+    "-cp -classpath --class-path -p --module-path --upgrade-module-path --add-modules --limit-modules --add-exports "
+    "--add-opens --add-reads --patch-module --enable-native-access --source"
+)
+
 
 class Interpreter(Struct, frozen=True):
     """An interpreter, and the options before its script. Letters may stand together, as in `-uc`; words have blanks
@@ -76,11 +82,6 @@ _INTERPRETERS: Final = (
     Interpreter("R", r"R(script)?", "g", code="e", file="f", long_file="--file"),
     Interpreter("julia", r"julia", "JCpLtH", code="eE"),
     Interpreter("dotnet", r"dotnet|mono(-sgen)?", verbs="exec"),
-)
-_JAVA: Final = "java"
-_JAVA_VALUES: Final = (
-    "-cp -classpath --class-path -p --module-path --upgrade-module-path --add-modules --limit-modules --add-exports "
-    "--add-opens --add-reads --patch-module --enable-native-access --source"
 )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.proc.command import command_line, working_directory
+from crckpt.host.proc.tree import command_line, working_directory
 from crckpt.host.program.interpreters import CLASS, CODE, MODULE, find_family, find_script
 
 # Programs of many names: the name by which each was started says which one it is.

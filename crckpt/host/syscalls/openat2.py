@@ -18,6 +18,9 @@ _BENEATH: Final = 0x08
 # An id that setfsuid(2) refuses: the call then only returns the current one.
 _NOBODY: Final = 2**32 - 1
 
+RENAME_NOREPLACE: Final = 1
+RENAME_EXCHANGE: Final = 2
+
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
@@ -74,10 +77,6 @@ def _set_groups(groups: list[int]) -> None:
         syscall("setgroups", len(groups), array)
     except OSError as error:
         raise PermissionError(1, "cannot change the supplementary groups of a thread") from error
-
-
-RENAME_NOREPLACE: Final = 1
-RENAME_EXCHANGE: Final = 2
 
 
 def rename_within(directory: int, old: str, new: str, flags: int) -> None:

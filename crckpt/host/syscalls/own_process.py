@@ -34,6 +34,27 @@ SET_IO_FLUSHER: Final = 57
 SET_MDWE, GET_MDWE = 65, 66
 SET_MEMORY_MERGE: Final = 67
 
+_VERSION_3: Final = 0x20080522
+_CLONE_FILES: Final = 0x400
+CLONE_NEWTIME: Final = 0x80
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWNET: Final = 0x40000000
+
+# PyDLL keeps Python's own lock: a child of clone3 has no other thread to get it back from.
+_LOCKED_LIBC: Final = ctypes.PyDLL(None, use_errno=True)
+_GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
+_SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
+# A process without a session keyring uses this one. Source: user-session-keyring(7).
+_OF_USER: Final = "_uid_ses."
+# The longest name (4095 bytes and a zero, add_key(2)), and before it "keyring;", two ids and the permissions.
+# The kernel writes nothing into a smaller buffer, and reports no error.
+_MOST: Final = 4096 + 64
+# linux/mount.h
+BIND: Final = 4096
+_RDONLY: Final = 1
+_REMOUNT: Final = 32
+_DETACH: Final = 2
+
 
 def is_child_subreaper() -> bool:
     """Return whether orphaned descendants become our children."""
@@ -82,24 +103,12 @@ def _prctl(option: int, *arguments: object) -> int:
     return check(LIBC.prctl(option, *words))
 
 
-_VERSION_3: Final = 0x20080522
-
-
 def set_capabilities(capabilities: int) -> None:
     """Give this thread exactly these (a set of bits), permitted and effective, none inheritable. Raises OSError."""
     low, high = capabilities & 0xFFFFFFFF, capabilities >> 32 & 0xFFFFFFFF
     # PID 0 is the caller. Version 3 splits each set in two: bits 0 to 31 of all three sets come first.
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     check(LIBC.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
-
-
-_CLONE_FILES: Final = 0x400
-CLONE_NEWTIME: Final = 0x80
-CLONE_NEWUSER: Final = 0x10000000
-CLONE_NEWNET: Final = 0x40000000
-
-# PyDLL keeps Python's own lock: a child of clone3 has no other thread to get it back from.
-_LOCKED_LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 
 
 def setns(namespace: int) -> None:
@@ -131,15 +140,6 @@ def fork_with_same_descriptors() -> int:
     return check(_LOCKED_LIBC.syscall(NUMBERS["clone3"], ctypes.c_char_p(words), len(words)))
 
 
-_GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
-_SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
-# A process without a session keyring uses this one. Source: user-session-keyring(7).
-_OF_USER: Final = "_uid_ses."
-# The longest name (4095 bytes and a zero, add_key(2)), and before it "keyring;", two ids and the permissions.
-# The kernel writes nothing into a smaller buffer, and reports no error.
-_MOST: Final = 4096 + 64
-
-
 class SessionKeyring(Struct, frozen=True):
     """Our session keyring: its serial number and the user that it belongs to."""
 
@@ -165,13 +165,6 @@ def join_new() -> None:
         syscall("keyctl", _JOIN, None)
     except OSError as error:
         raise OSError(error.errno, f"cannot make a session keyring: {error.strerror}") from error
-
-
-# linux/mount.h
-BIND: Final = 4096
-_RDONLY: Final = 1
-_REMOUNT: Final = 32
-_DETACH: Final = 2
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:

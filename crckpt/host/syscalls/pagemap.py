@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import io
 import mmap
 import os
 import struct
@@ -59,17 +58,13 @@ class AddressRange(Struct, frozen=True):
     end: int
 
 
-def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[AddressRange, ...]:
-    """The private maps of a process without a file: only these are tracked. Raises OSError.
+def private_anonymous(process: int | Sequence[Map], *, with_room: bool = False) -> tuple[AddressRange, ...]:
+    """The private maps without a file of a process, or among these maps: only these are tracked. Raises OSError.
 
     `with_room`: each ends where the next map, of any kind, begins: it may grow up to there at any moment.
     """
-    return find_private_anonymous(read_maps(pid), with_room=with_room)
-
-
-def find_private_anonymous(maps: Sequence[Map], *, with_room: bool = False) -> tuple[AddressRange, ...]:
-    """`private_anonymous` of a process with these maps."""
     # hugetlb has a file. It must not even be scanned while bits are reset: on some kernels that never returns.
+    maps = read_maps(process) if isinstance(process, int) else process
     return tuple(
         AddressRange(one.start, next_) if with_room else one for one, kind, next_ in _classify(maps) if kind == _OWN
     )
@@ -87,13 +82,9 @@ def count_changed_file_pages(pid: int) -> int:
     return found
 
 
-def others(pid: int) -> tuple[AddressRange, ...]:
-    """All maps but the private ones without a file. Raises OSError."""
-    return find_others(read_maps(pid))
-
-
-def find_others(maps: Sequence[Map]) -> tuple[AddressRange, ...]:
-    """`others` of a process with these maps."""
+def others(process: int | Sequence[Map]) -> tuple[AddressRange, ...]:
+    """All maps but the private ones without a file, of a process or among these. Raises OSError."""
+    maps = read_maps(process) if isinstance(process, int) else process
     return tuple(one for one, kind, _ in _classify(maps) if kind != _OWN)
 
 
@@ -152,22 +143,17 @@ def find_soft_dirty(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64
             for start in range(one.start, one.end, _PIECE):
                 file.seek(start // size * 8)
                 length = (min(start + _PIECE, one.end) - start) // size * 8
-                entries = np.frombuffer(_all_of(file, length), dtype="<u8")
+                content = bytearray()
+                while len(content) < length:
+                    if not (piece := file.read(length - len(content))):  # the program was replaced a moment ago
+                        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+                    content += piece
+                entries = np.frombuffer(content, dtype="<u8")
                 # In a new map the bit is set for pages that do not exist, too.
                 there = (entries & (_PRESENT_BIT | _SWAPPED_BIT)) != 0
                 pages = np.flatnonzero(there & ((entries & SOFT_DIRTY_BIT) != 0)).astype("<u8") * size + start
                 found.append(np.stack([pages, pages + size], axis=1))
     return np.concatenate(found) if found else np.empty((0, 2), dtype="<u8")
-
-
-def _all_of(file: io.FileIO, length: int) -> bytes:
-    read = bytearray()
-    while len(read) < length:
-        piece = file.read(length - len(read))
-        if not piece:  # the program was replaced a moment ago
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        read += piece
-    return bytes(read)
 
 
 def _regions(pagemap: int, found: AddressRange, excluded: int = _PAGE_IS_PFNZERO) -> Iterator[bytes]:

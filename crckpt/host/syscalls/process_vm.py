@@ -39,6 +39,12 @@ _process_vm_readv = LIBC.process_vm_readv
 _process_vm_readv.argtypes = _process_vm_writev.argtypes
 _process_vm_readv.restype = ctypes.c_ssize_t
 
+PIPE_SIZE: Final = 1 << 20
+"""Bytes that a pipe holds: the most that an unprivileged process may request."""
+_vmsplice = LIBC.vmsplice
+_vmsplice.restype = ctypes.c_ssize_t
+_NONBLOCK: Final = 2  # SPLICE_F_NONBLOCK, linux/splice.h
+
 
 def can_write_memory() -> bool:
     """Return whether the kernel has the call, and allows it."""
@@ -68,18 +74,11 @@ def touch_memory(pid: int, address: int) -> None:
     _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)
 
 
-PIPE_SIZE: Final = 1 << 20
-"""Bytes that a pipe holds: the most that an unprivileged process may request."""
-
-
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-_vmsplice = LIBC.vmsplice
 _vmsplice.argtypes = (ctypes.c_int, ctypes.POINTER(_Vector), ctypes.c_ulong, ctypes.c_uint)
-_vmsplice.restype = ctypes.c_ssize_t
-_NONBLOCK: Final = 2  # SPLICE_F_NONBLOCK, linux/splice.h
 
 
 class Lender:

@@ -1,7 +1,7 @@
 """Make a system call in a stopped thread of another process (x86-64, and 32-bit programs on it).
 
 No byte of the program is changed: the thread executes a `syscall` instruction of its vdso. Then its registers are
-restored, and the kernel makes the call again that it was waiting in (`crckpt.host.syscalls.restarts`).
+restored, and the kernel makes the call again that it was waiting in (`restarting_result`).
 Only a process that does nothing else may do this (`crckpt.helper.calls.remote_caller`): if it dies, the kernel
 releases the threads that it has seized. python-ptrace lacks SEIZE, INTERRUPT, the signal mask and the state of a stop:
 they are ours (`ptrace_requests`).
@@ -28,8 +28,7 @@ from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.status import read_stat
 from crckpt.host.syscalls import ptrace_requests
 from crckpt.host.syscalls.ptrace_requests import call_name
-from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
-from crckpt.host.syscalls.restarts import restarting_result
+from crckpt.host.syscalls.registers import ThreadRegisters, is_supported, restarting_result
 
 # With this option a stop at a system call has bit 0x80 in its signal, unlike the program's own SIGTRAP.
 _TRACESYSGOOD: Final = 1
@@ -157,7 +156,14 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     try:
         _seize(pid, tid)
-        _stop(pid, tid)
+        ptrace_requests.interrupt(tid)
+        try:
+            _trap(pid, tid, STOPS_WITHIN_S)
+        except TimeoutError:
+            with suppress(OSError):
+                if _state(pid, tid) != "D":
+                    raise _not_running_error(pid) from None
+            raise _uninterruptible_error(pid, tid) from None
         # A process that we trace keeps its PID.
         if identity is not None and not identity.keeps_pid:
             ptrace_requests.detach(tid)
@@ -174,7 +180,18 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
     found, mask = ThreadRegisters.read(tid), ptrace_requests.get_signal_mask(tid)
     _refuse_own_dispatch(pid, tid)
     _leave_restartable_sequence(pid, tid, found)
-    _let_call_go_on(tid, found)
+
+    def is_socket(descriptor: int) -> bool:
+        with suppress(OSError):
+            return read_target(tid, descriptor & 2**31 - 1).startswith("socket:")
+        return False
+
+    # Have the kernel make the call again that the thread waits in, unless a handler runs.
+    changed = restarting_result(
+        found.call, found.result, found.first_argument, is_compat=found.is_compat, is_socket=is_socket
+    )
+    if changed != found.result:
+        found.result = changed
     try:
         ptrace_requests.set_signal_mask(tid, _EVERY_SIGNAL)
         yield found
@@ -260,17 +277,6 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     ptrace_requests.set_options(tid, _TRACESYSGOOD)
 
 
-def _stop(pid: int, tid: int) -> None:
-    ptrace_requests.interrupt(tid)
-    try:
-        _trap(pid, tid, STOPS_WITHIN_S)
-    except TimeoutError:
-        with suppress(OSError):
-            if _state(pid, tid) != "D":
-                raise _not_running_error(pid) from None
-        raise _uninterruptible_error(pid, tid) from None
-
-
 def _trap(pid: int, tid: int, within_s: float | None) -> None:
     """Wait until it is in the stop that was requested; deliver signals that come first."""
     while True:
@@ -334,25 +340,6 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
                 registers.instruction_pointer = abort
             memory.seek(area + 8)
             memory.write(bytes(8))
-
-
-def _let_call_go_on(tid: int, registers: ThreadRegisters) -> None:
-    """Have the kernel make the call again that the thread waits in, unless a handler runs."""
-    changed = restarting_result(
-        registers.call,
-        registers.result,
-        registers.first_argument,
-        is_compat=registers.is_compat,
-        is_socket=lambda descriptor: _is_socket(tid, descriptor),
-    )
-    if changed != registers.result:
-        registers.result = changed
-
-
-def _is_socket(tid: int, descriptor: int) -> bool:
-    with suppress(OSError):
-        return read_target(tid, descriptor & 2**31 - 1).startswith("socket:")
-    return False
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from crckpt.errors import PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
+from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
@@ -58,18 +59,12 @@ def resolve(target: str) -> int:
     """
     kind, colon, name = target.partition(":")
     if not colon:
-        return find_root_behind(_number(target, "", _advise_program(target)))
+        advice = f"for a program, give its PID: pgrep -af {target} (package procps); for a service: unit:{target}"
+        return find_root_behind(_number(target, "", advice if _PROGRAM.fullmatch(target) else _FORMS))
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
         raise UsageError(f"{target!r} is not a valid target", hint=_FORMS)
     return find_root_behind(resolver(name))
-
-
-def _advise_program(target: str) -> str:
-    """Say what a target may be; how to name it if it may be the name of a program or a service."""
-    if not _PROGRAM.fullmatch(target):
-        return _FORMS
-    return f"for a program, give its PID: pgrep -af {target} (package procps); for a service: unit:{target}"
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:
@@ -88,11 +83,9 @@ def _of_pidfile(name: str) -> int:
     # systemd has the same rule for PIDFile=. Source: systemd.service(5).
     try:
         descriptor, entries = open_path(Path(name))
-        try:
+        with opened(descriptor):
             text = read_small(descriptor, _MOST_OF_A_PIDFILE).decode(errors="replace")
             written = os.fstat(descriptor).st_mtime
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         # Most programs remove their pidfile when they end.
         raise TargetNotRunning(
@@ -103,10 +96,15 @@ def _of_pidfile(name: str) -> int:
         raise UsageError(
             f"cannot read the pidfile {name}: {error.strerror}", hint="check that the program runs"
         ) from error
-    pid = _number(text, f"pidfile:{name}", _advise_pidfile(text, name))
+    first, _, more = text.partition("\n")
+    advice = f"read it: cat {run.quote([name])}"
+    if more and first.isascii() and first.isdigit():  # that of PostgreSQL, for example
+        advice = f"a pidfile contains nothing but a PID; name the PID itself: {first[:_PID_DIGITS]}"
+    pid = _number(text, f"pidfile:{name}", advice)
     process = proc.read_process(pid)
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # by the clock as it is set now
     # A process that is younger than the file has not written it.
-    if process is None or _find_start(process) > written:
+    if process is None or booted + process.start / os.sysconf("SC_CLK_TCK") > written:
         process = _find_restored_with(pid, name) or process
     if process is None:
         raise TargetNotRunning(
@@ -124,11 +122,6 @@ def _of_pidfile(name: str) -> int:
     return process.pid
 
 
-def _find_start(process: proc.Process) -> float:
-    """Find the start of a process (Unix time), by the clock as it is set now."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.start / os.sysconf("SC_CLK_TCK")
-
-
 def _find_restored_with(pid: int, pidfile: str) -> proc.Process | None:
     """Find the root of the restored tree that has this PID in a PID namespace of its own. Raises UsageError."""
     found = [root for _, root in find_restored_trees() if len(root.ns_pids) > 1 and root.ns_pids[-1] == pid]
@@ -141,14 +134,6 @@ def _find_restored_with(pid: int, pidfile: str) -> proc.Process | None:
     return found[0] if found else None
 
 
-def _advise_pidfile(text: str, name: str) -> str:
-    # That of PostgreSQL, for example.
-    first, _, more = text.partition("\n")
-    if more and first.isascii() and first.isdigit():
-        return f"a pidfile contains nothing but a PID; name the PID itself: {first[:_PID_DIGITS]}"
-    return f"read it: cat {run.quote([name])}"
-
-
 def _of_unit(name: str) -> int:
     shown = run.run(["systemctl", "show", f"--property={_PROPERTIES}", "--", name])
     if not shown.ok:
@@ -157,7 +142,8 @@ def _of_unit(name: str) -> int:
             f"cannot ask systemd about unit {name!r}: {said}", hint="name a PID, pidfile:PATH or cgroup:PATH"
         )
     # One block of lines a unit: a name may be a pattern that matches several.
-    units = [_properties(block) for block in shown.output.split("\n\n") if "Id=" in block]
+    blocks = [block.splitlines() for block in shown.output.split("\n\n") if "Id=" in block]
+    units = [dict(line.split("=", 1) for line in block if "=" in line) for block in blocks]
     if len(units) != 1:
         ids = ", ".join(sorted(unit["Id"] for unit in units)[:8]) or "none"
         raise UsageError(
@@ -167,10 +153,6 @@ def _of_unit(name: str) -> int:
     if pid == 0:
         raise _no_main_process(units[0])
     return pid
-
-
-def _properties(block: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
 def _no_main_process(unit: dict[str, str]) -> UsageError | TargetNotRunning:
@@ -189,11 +171,20 @@ def _no_main_process(unit: dict[str, str]) -> UsageError | TargetNotRunning:
 
 
 def _of_cgroup(name: str) -> int:
-    directory = _cgroup_directory(name)
-    if intruder := _intruder_of_cgroup(directory):
-        raise PreflightRefused(
-            f"{directory} is not a control group, and {intruder}", hint="find it: cat /proc/PID/cgroup"
+    # A whole path, or one in systemd's hierarchy.
+    directory = Path(name) if (Path(name) / "cgroup.procs").is_file() else find_directory(name)
+    if directory is None:
+        # systemd removes the control group of a service that has ended.
+        raise TargetNotRunning(
+            f"there is no cgroup {name}: its program does not run, or the path is wrong",
+            hint="find it: cat /proc/PID/cgroup",
         )
+    # Only the kernel or root must be able to write its list of processes.
+    device = directory.stat().st_dev
+    is_real = any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in read_mounts())
+    if not is_real and (intruder := find_intruder_on(directory / "cgroup.procs", frozenset())):
+        hint = "find it: cat /proc/PID/cgroup"
+        raise PreflightRefused(f"{directory} is not a control group, and {intruder}", hint=hint)
     roots = find_roots(directory)
     if not roots:
         raise TargetNotRunning(
@@ -203,24 +194,3 @@ def _of_cgroup(name: str) -> int:
         shown = ", ".join(str(pid) for pid in roots[:8])
         raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")
     return roots[0]
-
-
-def _intruder_of_cgroup(directory: Path) -> str:
-    """Find who else can write its list of processes; empty if only the kernel or root can."""
-    device = directory.stat().st_dev
-    if any(mount.device == device and mount.kind in ("cgroup", "cgroup2") for mount in read_mounts()):
-        return ""
-    return find_intruder_on(directory / "cgroup.procs", frozenset())
-
-
-def _cgroup_directory(name: str) -> Path:
-    # A whole path, or one in systemd's hierarchy.
-    if (Path(name) / "cgroup.procs").is_file():
-        return Path(name)
-    if (directory := find_directory(name)) is not None:
-        return directory
-    # systemd removes the control group of a service that has ended.
-    raise TargetNotRunning(
-        f"there is no cgroup {name}: its program does not run, or the path is wrong",
-        hint="find it: cat /proc/PID/cgroup",
-    )

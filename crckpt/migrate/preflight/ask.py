@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from crckpt.host import machine, proc
 from crckpt.host.disk.users import find_group_name, find_user_name
+from crckpt.host.network.packet_rules import read_packet_rules
 from crckpt.host.observe.sock_diag import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_watched_paths
-from crckpt.host.probes import kernel
 from crckpt.host.proc import Descriptor, Process, procfs
 from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.proc.status import read_status
@@ -68,8 +68,8 @@ class _Asking:
     def questions(self, options: RestoreOptions, sends_files: bool, transaction: str) -> MoveQuestions:
         target, observed, program = self._target, self._observed, self._target.program
         own, root = dict(observed.own_namespaces), dict(observed.tree.root.namespaces)
-        module = _SELINUX if kernel.has_security_module("selinux") else 0
-        if kernel.has_security_module("apparmor"):
+        module = _SELINUX if machine.has_security_module("selinux") else 0
+        if machine.has_security_module("apparmor"):
             module = _APPARMOR
         opened: dict[int, list[Descriptor]] = {}
         for found in observed.descriptors:
@@ -98,10 +98,12 @@ class _Asking:
             names=tuple(_names(read_rights(observed.tree.pids), processes, files)),
             closed_pipes=tuple(sorted(observed.closed_pipes)),
             # Those that can be read from outside: asking the processes would stop them for a moment.
-            attributes=replace(attributes.record(observed.tree.root, {}), asked=None),
+            attributes=replace(
+                attributes.record(observed.tree.root, attributes.Answers(rules=read_packet_rules())), asked=None
+            ),
             security_module=module,
             # Of a tree in another time namespace CRIU saves no clocks.
-            has_clocks=kernel.has_clocks() and own.get("time") == root.get("time"),
+            has_clocks=machine.has_clocks() and own.get("time") == root.get("time"),
             program=AskedProgram(
                 _text(program.executable),
                 _text(program.called),

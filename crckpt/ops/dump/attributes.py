@@ -9,20 +9,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
+from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
 from crckpt.host.attributes import descriptors, sockets, tasks
-from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
+from crckpt.host.network.packet_rules import PacketRules, read_packet_rules
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.cgroups import read_cgroups
 from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
-
-Answers = dict[int, dict[str, AttributeValue]]
-"""By PID, what processes answered."""
 
 Members = tuple[tuple[str, str], ...]
 """The control groups of a process: for each hierarchy, its controllers and the path of the group."""
@@ -31,19 +29,26 @@ Members = tuple[tuple[str, str], ...]
 _LABELS = ("exec", "fscreate", "keycreate")
 
 
+class Answers(Struct, frozen=True):
+    """What processes answered, by PID, and the rules of the packet filter at that time."""
+
+    of_processes: dict[int, dict[str, AttributeValue]] = {}
+    rules: PacketRules = PacketRules()
+
+
 def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...]]:
     """Read from inside each process what only it knows; unless `everyone`, only where there is a hint.
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
-    read_packet_rules()
+    rules = read_packet_rules()
     # A call stops its thread for some milliseconds: a dump after which the tree goes on makes it only where it may
     # matter.
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
     # No hint is an answer, too. A process that comes later has none.
-    asked: Answers = {each.pid: {} for each in tree.processes}
+    asked: dict[int, dict[str, AttributeValue]] = {each.pid: {} for each in tree.processes}
     if not living:
-        return asked, ()
+        return Answers(asked, rules), ()
     findings: dict[str, Finding] = {}
     answers = carry_out([Order(each.pid, each.pid, "ask", process=each.identity) for each in living])
     for process, answer in zip(living, answers, strict=True):
@@ -56,7 +61,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
         # The process may have prevented the question, to be restored without what confines it.
         if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
             asked[process.pid] = {UNASKED: (1,)}
-    return asked, tuple(findings.values())
+    return Answers(asked, rules), tuple(findings.values())
 
 
 def record_descriptors(observed: Observed) -> object:
@@ -74,7 +79,7 @@ def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> At
     known: set[int] = set()
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
-            read = _read_process(process, asked.get(process.pid, {}), groups)
+            read = _read_process(process, asked.of_processes.get(process.pid, {}), groups)
             # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
             numbers = set(known)
             own_sockets = tuple(
@@ -83,14 +88,15 @@ def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> At
             # Else this may be of another process that has got its PID.
             if process.identity.keeps_pid:
                 processes.append(read)
-                were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
+                were_asked.extend(process.ns_pids[-1:] if process.pid in asked.of_processes else ())
                 read_sockets.extend(own_sockets)
                 known = numbers
     return AttributeRecord(
         cpus=tuple(sorted(tasks.online_cpus())),
         processes=tuple(processes),
         groups=tuple(
-            tuple(ControlGroup(*place, find_group_restrictions(*place)) for place in members) for members in groups
+            tuple(ControlGroup(*place, asked.rules.find_restrictions(*place)) for place in members)
+            for members in groups
         ),
         asked=tuple(were_asked),
         sockets=tuple(read_sockets),

@@ -237,7 +237,7 @@ def _estimate_images(observed: tree.Observed, criu: Criu, context: Context, *, w
     for pid in observed.tree.pids:
         with suppress(OSError):
             pages = count_written(summary.tracker, pid) + count_untracked(summary.tracker, pid)
-            expected += pages * PAGE_SIZE + proc.read_shared_memory(pid)
+            expected += pages * PAGE_SIZE + proc.read_bytes(pid, "RssShmem")
     return min(observed.memory, expected)
 
 

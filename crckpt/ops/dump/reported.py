@@ -45,7 +45,7 @@ def find_securebits(tree: proc.Tree, answers: Answers) -> dict[int, int]:
     by_pid = {process.pid: process.ns_pids[-1] for process in tree.processes}
     return {
         by_pid[pid]: answer[_SECUREBITS][0]
-        for pid, answer in answers.items()
+        for pid, answer in answers.of_processes.items()
         if pid in by_pid and answer.get(_SECUREBITS)
     }
 

@@ -22,7 +22,7 @@ from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
-from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
+from crckpt.host.network.packet_rules import read_packet_rules
 from crckpt.host.proc import procfs
 from crckpt.host.process import cgroups
 from crckpt.host.process.cgroups import read_cgroups
@@ -114,16 +114,16 @@ def plan_attributes(
     # A group without limits protects nothing: the tree can stay in ours.
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     existing = {place: where for place in restricting if (where := cgroups.group_directory(*place)) is not None}
-    read_packet_rules()
+    rules = read_packet_rules()
     restricts: dict[str, int] = {}
     for place in read_cgroups("self"):
-        for name, limit in find_group_restrictions(*place).items():
+        for name, limit in rules.find_restrictions(*place).items():
             restricts[name] = min(limit, restricts.get(name, limit))
     host = HostAttributes(
         cpus=tasks.online_cpus(),
         session=session,
         restricts=restricts,
-        old_groups={place: find_group_restrictions(*place) for place in existing},
+        old_groups={place: rules.find_restrictions(*place) for place in existing},
         frozen=frozenset(place for place, where in existing.items() if cgroups.is_frozen(where)),
     )
     return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.host import proc
+from crckpt.host import machine, proc
 from crckpt.host.disk import digests, packages, space
 from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.files import status_of
@@ -20,7 +20,7 @@ from crckpt.host.disk.other_names import OtherNames
 from crckpt.host.disk.untrusted_path import held
 from crckpt.host.observe import sockets
 from crckpt.host.observe.unix_names import UnixNames
-from crckpt.host.probes import kernel, network
+from crckpt.host.probes import network
 from crckpt.host.proc import file_users
 from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.net import read_netlink
@@ -194,10 +194,10 @@ def read_resources(wanted: PlannedRestore, sizes: Mapping[str, int], needed: Mem
         first, before = disks.get(device, (directory, 0))
         disks[device] = (first, before + size)
     return HostResources(
-        arch=kernel.arch(),
-        cpu_features=frozenset(kernel.cpu_features()),
+        arch=machine.arch(),
+        cpu_features=frozenset(machine.cpu_features()),
         missing=tuple(need for need in asked if not _is_met(need)),
-        pid_limit=kernel.pid_limit(),
+        pid_limit=machine.pid_limit(),
         tasks=cgroups.tasks_left(),
         memory=memory,
         free_memory=free,
@@ -211,17 +211,19 @@ def read_resources(wanted: PlannedRestore, sizes: Mapping[str, int], needed: Mem
 def _is_met(need: Need) -> bool:
     match need.key:
         case "no-address-family":
-            return kernel.has_family(need.number)
+            return machine.has_family(need.number)
         case "seccomp-again":
-            return kernel.has_seccomp_filters()
+            return machine.has_seccomp_filters()
         case "no-guard-pages":
-            return kernel.has_guard_pages()
+            from crckpt.host.syscalls.userfaultfd import has_guard_pages  # for few trees
+
+            return has_guard_pages()
         case "security-module":
-            return kernel.has_security_module(need.name)
+            return machine.has_security_module(need.name)
         case "sysctl-read-only":
             return os.access("/proc/sys/kernel/hostname", os.W_OK)
         case "clocks-jump":
-            return kernel.has_clocks()
+            return machine.has_clocks()
     # These probes of doctor may run in our own process: both only open something.
     trial = {"no-tcp-repair": network.tcp_repair, "no-tun": network.tun}[need.key]
     return trial().state != "missing"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from control_groups import make_group
 
-from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
+from crckpt.host.network.packet_rules import read_packet_rules
 from crckpt.host.process.cgroups import group_directory
 
 pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft")
@@ -24,11 +24,9 @@ def test_later_rules_count_in_the_next_dump() -> None:
     name = str(group.relative_to("/sys/fs/cgroup"))
     rule = f'socket cgroupv2 level 1 "{name}" counter'
     try:
-        read_packet_rules()
         assert f"packets of {group.name}" not in find(group)
         chain = f"chain sent {{ type filter hook output priority 0\n{rule}\n}}"
         subprocess.run(("nft", f"table inet groups {{\n{chain}\n}}"), check=True)
-        read_packet_rules()
         assert f"packets of {group.name}" in find(group)
     finally:
         subprocess.run(("nft", "delete", "table", "inet", "groups"), check=False)
@@ -37,4 +35,4 @@ def test_later_rules_count_in_the_next_dump() -> None:
 
 def find(group: Path) -> dict[str, int]:
     """Find what the group restricts."""
-    return find_group_restrictions("", f"/{group.name}")
+    return read_packet_rules().find_restrictions("", f"/{group.name}")

@@ -46,7 +46,7 @@ def test_store_in_memory_is_reported(tmp_path: Path) -> None:
         "-c",
         'mount -t "$1" none "$0" && shift && exec "$@"',
     ]
-    script = "from crckpt.host.probes import directories; print(*map(setup.store, map(Path, sys.argv[1:])))"
+    script = "from crckpt.host.probes import setup; print(*map(setup.store, map(Path, sys.argv[1:])))"
     for kind, state in (("tmpfs", "limited"), ("ramfs", "limited")):
         program = f"import sys; from pathlib import Path\n{script}"
         result = subprocess.run(
@@ -62,7 +62,7 @@ def test_store_in_memory_is_reported(tmp_path: Path) -> None:
 @AS_ROOT
 def test_store_on_a_read_only_mount(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from crckpt.host.probes import directories; "
+        "import sys; from pathlib import Path; from crckpt.host.probes import setup; "
         "print(setup.store(Path(sys.argv[1])))"
     )
     mounted = 'mount -t tmpfs -o ro none "$0" && exec "$@"'

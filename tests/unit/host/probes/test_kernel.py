@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from other_user import as_user
 
-from crckpt.host.probes import kernel
+from crckpt.host import machine
+from crckpt.host.syscalls.userfaultfd import has_guard_pages
 
 
 def test_address_families_are_detected() -> None:
-    assert kernel.has_family(socket.AF_INET)
-    assert kernel.has_family(socket.AF_INET6) == Path("/proc/net/if_inet6").exists()
-    assert not kernel.has_family(250)
+    assert machine.has_family(socket.AF_INET)
+    assert machine.has_family(socket.AF_INET6) == Path("/proc/net/if_inet6").exists()
+    assert not machine.has_family(250)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -23,19 +24,19 @@ def test_forbidden_address_family_is_detected() -> None:
     def check() -> None:
         with pytest.raises(PermissionError):
             socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-        assert kernel.has_family(socket.AF_PACKET)
+        assert machine.has_family(socket.AF_PACKET)
 
     as_user(check)
 
 
 def test_guard_pages_depend_on_the_kernel_version() -> None:
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
-    assert kernel.has_guard_pages() == ((major, minor) >= (6, 13))
+    assert has_guard_pages() == ((major, minor) >= (6, 13))
 
 
 def test_seccomp_and_clocks_are_detected() -> None:
-    assert kernel.has_seccomp_filters() == ("Seccomp_filters:" in Path("/proc/self/status").read_text())
-    assert kernel.has_clocks() == Path("/proc/self/ns/time_for_children").exists()
+    assert machine.has_seccomp_filters() == ("Seccomp_filters:" in Path("/proc/self/status").read_text())
+    assert machine.has_clocks() == Path("/proc/self/ns/time_for_children").exists()
 
 
 def test_security_modules_are_detected() -> None:
@@ -43,16 +44,16 @@ def test_security_modules_are_detected() -> None:
     names = loaded.read_text().split(",") if loaded.exists() else []
     if not names:
         pytest.skip("the kernel does not list its security modules here")
-    assert kernel.has_security_module("apparmor") == ("apparmor" in names)
+    assert machine.has_security_module("apparmor") == ("apparmor" in names)
 
 
 def test_pid_limit_and_machine() -> None:
-    assert os.getpid() < kernel.pid_limit()
-    assert kernel.arch() == os.uname().machine
+    assert os.getpid() < machine.pid_limit()
+    assert machine.arch() == os.uname().machine
 
 
 def test_first_cpu_is_described_completely() -> None:
     line = next(
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
     )
-    assert kernel.cpu_features() == tuple(sorted(line.partition(":")[2].split()))
+    assert machine.cpu_features() == tuple(sorted(line.partition(":")[2].split()))

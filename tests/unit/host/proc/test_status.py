@@ -12,7 +12,7 @@ import pytest
 from small_programs import WAITS, free_pid, program, read
 
 from crckpt.host import proc
-from crckpt.host.proc.status import inner_tid, read_bytes, read_shared_memory, read_status, tracer, tracers
+from crckpt.host.proc.status import inner_tid, read_bytes, read_status, tracer, tracers
 
 WALL = 0x40000000  # linux/wait.h
 TRACED_THREAD = f"""
@@ -72,10 +72,10 @@ def test_traced_threads_are_found(waiting: subprocess.Popen[bytes]) -> None:
 
 
 def test_shared_memory_is_counted_in_bytes() -> None:
-    before = read_shared_memory(os.getpid())
+    before = read_bytes(os.getpid(), "RssShmem")
     with mmap.mmap(-1, 4 << 20) as memory:
         memory.write(b"x" * (4 << 20))
-        assert read_shared_memory(os.getpid()) == before + (4 << 20)
+        assert read_bytes(os.getpid(), "RssShmem") == before + (4 << 20)
 
 
 def test_missing_fields_count_as_zero() -> None:

@@ -16,9 +16,8 @@ from crckpt.host.proc.maps import Map
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.pagemap import (
     AddressRange,
-    find_others,
-    find_private_anonymous,
     find_written,
+    others,
     private_anonymous,
 )
 
@@ -248,11 +247,11 @@ def test_maps_that_changed_while_read_are_consistent() -> None:
     )
     maps = [Map(*line.split(maxsplit=5)) for line in lines]
     own = [AddressRange(0x1000, 0x3000), AddressRange(0x1000, 0x5000), AddressRange(0x7000, 0x8000)]
-    assert list(find_private_anonymous(maps)) == own
-    assert list(find_private_anonymous(maps, with_room=True)) == [
+    assert list(private_anonymous(maps)) == own
+    assert list(private_anonymous(maps, with_room=True)) == [
         own[0],
         AddressRange(0x1000, 0x7000),
         AddressRange(0x7000, 0x9000),
     ]
-    assert find_others(maps) == (AddressRange(0x9000, 0xA000),)
-    assert find_private_anonymous([], with_room=True) == (), "of a process that has ended"
+    assert others(maps) == (AddressRange(0x9000, 0xA000),)
+    assert private_anonymous([], with_room=True) == (), "of a process that has ended"

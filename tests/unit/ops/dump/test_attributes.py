@@ -81,7 +81,7 @@ def test_observation_belongs_to_the_identified_process(family: proc.Tree) -> Non
 
 def test_attributes_belong_to_the_identified_process(family: proc.Tree) -> None:
     def recorded(root: proc.Process) -> list[int]:
-        return [process.pid for process in attributes.record(root, {}).processes]
+        return [process.pid for process in attributes.record(root, attributes.Answers()).processes]
 
     assert recorded(family.root) == list(family.pids)
     assert recorded(with_another_root(family)) == []

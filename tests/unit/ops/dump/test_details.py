@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
 from crckpt.ops.context import Context
+from crckpt.ops.dump.attributes import Answers
 from crckpt.ops.dump.details import describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump
@@ -44,7 +45,7 @@ def target(context: Context, tmp_path: Path) -> Iterator[DumpTarget]:
 
 def details_of(target: DumpTarget) -> Any:
     """What is recorded, as the checkpoint has it."""
-    return json.loads(json.dumps(read_details(PlannedDump(target), {target.pid: {}})))
+    return json.loads(json.dumps(read_details(PlannedDump(target), Answers({target.pid: {}}))))
 
 
 def closed_pipe(target: DumpTarget) -> int:
