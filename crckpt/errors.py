@@ -46,15 +46,15 @@ class CommandFailure(BaseException):
     exit_code = 1
 
     def __init__(
-        self, what: str, *, state: str = "", hint: str = "", causes: tuple[str, ...] = (), is_explained: bool = False
+        self, what: str, *, state: str = "", hint: str = "", causes: tuple[str, ...] = (), causes_said: int = 0
     ) -> None:
-        """`causes`: the findings behind the message, one line each. `is_explained`: the message says all of them."""
+        """`causes`: the findings behind the message, one line each. The message itself says the first `causes_said`."""
         super().__init__(what)
         self.what = what
         self.state = state
         self.hint = hint
         self.causes = causes
-        self.is_explained = is_explained
+        self.causes_said = causes_said
 
     @property
     def message(self) -> str:
@@ -117,7 +117,7 @@ class StoreLocked(CrckptError):
         self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), holder: int | None = None
     ) -> None:
         """`holder`: the PID of the process that restores a job, if it is known."""
-        super().__init__(message, hint=hint, causes=causes)
+        super().__init__(message, hint=hint, causes=causes, causes_said=len(causes))
         self.holder = holder
 
 
@@ -172,7 +172,7 @@ class PreflightRefused(CrckptError):
         self, message: str, *, state: str = "", hint: str = "", causes: tuple[str, ...] = (), is_in_use: bool = False
     ) -> None:
         """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run."""
-        super().__init__(message, state=state, hint=hint, causes=causes)
+        super().__init__(message, state=state, hint=hint, causes=causes, causes_said=1)
         # `restore --or-older` then tries no older checkpoint: two of the same program could run.
         self.is_in_use = is_in_use
 

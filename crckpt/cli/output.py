@@ -135,10 +135,7 @@ def error_text(error: CommandFailure) -> str:
         reasons = finding_lines(found) if found else (f"  - {cause}" for cause in error.causes)
         lines = [f"crckpt: refused for {len(error.causes)} reasons:", *reasons]
         return "".join(f"{on_one_line(line)}\n" for line in lines)
-    # The message of a refusal says its only cause already.
-    is_said = error.is_explained or isinstance(error, PreflightRefused)
-    causes = [] if is_said else [cause for cause in error.causes if cause not in error.message]
-    lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
+    lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in error.causes[error.causes_said :])]
     if error.hint:
         lines.append(f"  hint: {error.hint}")
     return "".join(f"{on_one_line(line)}\n" for line in lines)

@@ -145,16 +145,15 @@ def _document(result: RestoreResult, *, program_status: int | None = None) -> di
         "dry_run": result.pid is None,
         "warnings": list(map(str, result.verdict.warnings)),
         # An old name, which programs read.
-        "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.skipped],
+        "passed_over": [pick(bad, "id", "reason") for bad in result.skipped],
         "program_status": program_status,
         "terminal": None if result.holder is None else {"log": result.holder.log, "holder": result.holder.pid},
     }
 
 
 def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
-    for bad, reason in result.skipped:
-        # The reason of a damaged checkpoint names it already.
-        yield f"skipped: {reason}\n" if short_id(bad) in reason else f"skipped {short_id(bad)}: {reason}\n"
+    for bad in result.skipped:
+        yield f"skipped: {bad.reason}\n" if bad.is_named else f"skipped {short_id(bad.id)}: {bad.reason}\n"
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.verdict.warnings)
     if verbose:

@@ -51,7 +51,7 @@ def find(option: Path | None, configured: Path | None, prefix: Path = PREFIX) ->
     if found.criu is None:
         causes = tuple(f"{candidate.path} ({candidate.origin}): {why}" for candidate, why in found.rejected)
         alone = f": {causes[0]}" if len(causes) == 1 else ""
-        raise HostCannot(f"no CRIU works on this host{alone}", hint=_HINT, causes=causes)
+        raise HostCannot(f"no CRIU works on this host{alone}", hint=_HINT, causes=causes, causes_said=int(bool(alone)))
     # A candidate that nobody named needs no mention if another works.
     named = (pair for pair in found.rejected if pair[0].origin in _NAMED)
     return replace(found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was skipped: {why}" for bad, why in named))

@@ -180,14 +180,15 @@ def criu_failure(
         place = find_place(explanation) if exact is None else None
         where = f" ({place})" if place else ""
         message = f"{what} failed: {finding.what}{where}"
-        return kind(message, state=state, hint=finding.remedy, causes=explanation.lines, is_explained=finding.says_all)
-    hint = "check this host: crckpt doctor"
+        said_lines = len(explanation.lines) if finding.says_all else 0
+        return kind(message, state=state, hint=finding.remedy, causes=explanation.lines, causes_said=said_lines)
+    hint, said_lines = "check this host: crckpt doctor", 0
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = f"{hint}; if a process of the tree was killed during that time, try again"
     elif explanation.lines and result.status >= 0:
-        said = explanation.lines[0]
+        said, said_lines = explanation.lines[0], 1
     else:
         how = f"status {result.status}" if result.status >= 0 else f"signal {-result.status}"
         said = f"CRIU ended with {how} and printed no error"
-    return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines)
+    return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines, causes_said=said_lines)

@@ -267,12 +267,13 @@ class Aborted(MoveMessage, frozen=True):
 
 
 class Failed(MoveMessage, frozen=True):
-    """An error of the side that sends it. `code` is the exit code that a command would have."""
+    """An error of the side that sends it, as `CommandFailure`. `code` is the exit code that a command would have."""
 
     code: Annotated[int, Meta(ge=0, le=255)]
     message: Text
     hint: Text = ""
     causes: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
+    causes_said: Count = 0
 
     def to_error(self, side: str) -> RemoteError | PreflightRefused:
         """Make the error of this side from it; `side` names the other one."""
@@ -281,7 +282,9 @@ class Failed(MoveMessage, frozen=True):
         hint = f"on {side}: {self.hint}" if is_typed_there else self.hint
         # What is refused there has changed nothing, on either side.
         kind = PreflightRefused if self.code == PreflightRefused.exit_code else RemoteError
-        return kind(f"{side}: {self.message}", hint=hint, causes=self.causes)
+        error = kind(f"{side}: {self.message}", hint=hint, causes=self.causes)
+        error.causes_said = self.causes_said
+        return error
 
 
 class Resume(MoveMessage, frozen=True):
@@ -359,7 +362,7 @@ def make_failed(error: CommandFailure | OSError) -> Failed:
     """Make the message for an error."""
     if isinstance(error, CommandFailure):
         causes = tuple(map(cut_text, error.causes[:1000]))
-        return Failed(error.exit_code, cut_text(error.message), cut_text(error.hint), causes)
+        return Failed(error.exit_code, cut_text(error.message), cut_text(error.hint), causes, error.causes_said)
     return Failed(RemoteError.exit_code, cut_text(error_text(error)))
 
 

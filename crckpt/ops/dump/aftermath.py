@@ -79,8 +79,8 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
         known = (*target.plan.blockers, find_full_directory(target.context))
         failure = criu_failure(result, kind, "the dump", find_place, known=known)
         if found is not None and found.key == "no-space":
-            is_explained = failure.is_explained
-            raise StoreUnusable(failure.what, hint=failure.hint, causes=failure.causes, is_explained=is_explained)
+            said = failure.causes_said
+            raise StoreUnusable(failure.what, hint=failure.hint, causes=failure.causes, causes_said=said)
         if found is not None and isinstance(failure, BaseMismatch):
             what = f"of {explanation.place} " if explanation.place else ""
             failure.reason = f"what CRIU found {what}does not match what was copied before: {found.what}"
@@ -179,5 +179,5 @@ def _with_state(error: CommandFailure, made: str | None, state: TreeState) -> Co
     # A move says in its own words where the program runs, but not which checkpoint was made.
     said, now = (error.what, f"{known}; {state.clause}") if made == "" else (f"{error.what}; {known}", state.clause)
     if state.kind != "running":
-        return TreeStopped(said, state=now, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)
+        return TreeStopped(said, state=now, hint=state.way_out, causes=error.causes, causes_said=error.causes_said)
     return error.reword(said, state=now, hint=error.hint or (_AGAIN if isinstance(error, IntegrityError) else ""))

@@ -96,7 +96,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
         except RestoreFailed as error:
             # Checks in the hold, which a restore has too, raise it.
             raise RehearsalFailed(
-                error.message, hint=error.hint, causes=error.causes, is_explained=error.is_explained
+                error.message, hint=error.hint, causes=error.causes, causes_said=error.causes_said
             ) from error
         except (Interrupted, OSError) as error:
             ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
@@ -115,7 +115,7 @@ def rehearse_held(target: str, context: Context, repository: Repository, checkpo
     except (CrckptError, OSError) as error:
         ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
         said = ours.message if isinstance(ours, RehearsalFailed) else f"{_FAILED}{ours.message}"
-        raise DumpFailed(said, hint=ours.hint, causes=ours.causes, is_explained=ours.is_explained) from error
+        raise DumpFailed(said, hint=ours.hint, causes=ours.causes, causes_said=ours.causes_said) from error
     if result.failures:
         closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"
         raise DumpFailed(
@@ -123,6 +123,7 @@ def rehearse_held(target: str, context: Context, repository: Repository, checkpo
             hint=f"look closer at a checkpoint of the tree that runs on: crckpt dump "
             f"{shlex.quote(target)} {checkpoint.job} && crckpt rehearse {checkpoint.job}",
             causes=result.failures,
+            causes_said=1,
         )
     return result
 

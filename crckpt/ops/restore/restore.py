@@ -52,7 +52,7 @@ from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds
 from crckpt.ops.restore.request import RestoreRequest
-from crckpt.ops.restore.result import RestoreResult
+from crckpt.ops.restore.result import RestoreResult, SkippedCheckpoint
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_needed_numbers, needs_terminal
@@ -139,12 +139,11 @@ def check_restore(
 def _restore_newest(first: RestoreAttempt) -> RestoreResult:
     """Restore the checkpoint of the attempt, or the next older one that can be restored."""
     repository, job = first.repository, first.checkpoint.job
-    damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(job))
-    failures: list[tuple[Checkpoint, CrckptError]] = []
+    skipped = [SkippedCheckpoint(bad.id, bad.why) for bad in repository.unreadable(job)]
+    failures: list[CrckptError] = []
 
     def add_skipped(restored: RestoreResult) -> RestoreResult:
-        failed = tuple((bad.id, error.message) for bad, error in failures)
-        return replace(restored, skipped=(*damaged, *failed))
+        return replace(restored, skipped=tuple(skipped))
 
     for checkpoint in repository.back_from(first.checkpoint):
         attempt = replace(first, checkpoint=checkpoint, announce=lambda result: first.announce(add_skipped(result)))
@@ -153,22 +152,17 @@ def _restore_newest(first: RestoreAttempt) -> RestoreResult:
         except (IntegrityError, PreflightRefused, RestoreFailed) as error:
             if isinstance(error, PreflightRefused) and error.is_in_use:
                 # A PID, a port or a lock is in use: maybe the program itself runs, so do not start an older one.
-                causes = (*(why for _, why in damaged), *_reasons(failures), *error.causes)
+                causes = (*map(str, skipped), *error.causes)
                 raise PreflightRefused(error.message, hint=error.hint, causes=causes, is_in_use=True) from error
-            failures.append((checkpoint, error))
+            failures.append(error)
+            skipped.append(SkippedCheckpoint(checkpoint.id, error.message, isinstance(error, DamagedCheckpoint)))
     if len(failures) == 1:
-        raise failures[0][1]
+        raise failures[0]
     raise RestoreFailed(
         f"none of the {len(failures)} checkpoints of {job} can be restored",
-        hint=_REPAIR if isinstance(failures[0][1], IntegrityError) else failures[0][1].hint,
-        causes=tuple(_reasons(failures)),
+        hint=_REPAIR if isinstance(failures[0], IntegrityError) else failures[0].hint,
+        causes=tuple(map(str, skipped[-len(failures) :])),
     )
-
-
-def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
-    for bad, error in failures:
-        # The message of a damaged checkpoint names it already.
-        yield error.message if isinstance(error, DamagedCheckpoint) else f"{bad.id[:12]}: {error.message}"
 
 
 def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:

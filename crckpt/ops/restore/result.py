@@ -7,8 +7,20 @@ from msgspec import Struct
 from crckpt.criu.find import Criu
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.process.job_control import Job
+from crckpt.model import CheckpointId
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.store import Checkpoint
+
+
+class SkippedCheckpoint(Struct, frozen=True):
+    """A newer checkpoint that could not be restored, and why; `is_named`: the reason names it itself."""
+
+    id: CheckpointId
+    reason: str
+    is_named: bool = True
+
+    def __str__(self) -> str:
+        return self.reason if self.is_named else f"{self.id[:12]}: {self.reason}"
 
 
 class RestoreResult(Struct, frozen=True):
@@ -18,7 +30,7 @@ class RestoreResult(Struct, frozen=True):
     - `job`: the program to wait for, in the foreground
     - `holder`: of the new terminal of the tree, if it got one; then `job.child` is a child of the holder
     - `copiers`: PIDs of our processes that copy what the tree writes; they end after it
-    - `skipped`: (id, reason) of newer checkpoints that could not be restored
+    - `skipped`: newer checkpoints that could not be restored
     """
 
     checkpoint: Checkpoint
@@ -30,5 +42,5 @@ class RestoreResult(Struct, frozen=True):
     job: Job | None = None
     restore_ms: float = 0.0
     holder: TerminalHolder | None = None
-    skipped: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     copiers: tuple[int, ...] = ()

@@ -45,6 +45,7 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Garbage
                 f"nothing was removed: {unreadable[0].why}, and crckpt cannot tell which packs it needs",
                 hint=unreadable[0].remedy,
                 causes=tuple(bad.why for bad in unreadable),
+                causes_said=1,
             )
         if not dry_run:
             end_unfinished_restores(repository.backend.scratch)

@@ -80,9 +80,9 @@ def test_shared_remedy_is_printed_once_below_the_reasons() -> None:
 
 def test_criu_lines_are_shown_only_if_they_add_something() -> None:
     log = ("Error: no file", "Error: it failed")
-    explained = CrckptError("a file is missing", hint="find it", causes=log, is_explained=True)
+    explained = CrckptError("a file is missing", hint="find it", causes=log, causes_said=2)
     assert error_text(explained).splitlines() == ["crckpt: a file is missing", "  hint: find it"]
-    unknown = CrckptError("the dump failed: Error: no file", hint="find it", causes=log)
+    unknown = CrckptError("the dump failed: Error: no file", hint="find it", causes=log, causes_said=1)
     assert error_text(unknown).splitlines() == [
         "crckpt: the dump failed: Error: no file",
         "  - Error: it failed",
