@@ -3,7 +3,7 @@
 Where the kernel has guard pages (MADV_GUARD_INSTALL, Linux 6.13), it does not report that a program makes or removes
 one, and UFFDIO_COPY replaces it (mm/userfaultfd.c, mfill_atomic_install_pte). So there each missing page gets the mark
 of write protection. A guard page replaces the mark, and /proc/PID/pagemap shows it.
-If the last descriptor is closed too early, the kernel supplies pages of zeros instead: see `crckpt.ops.lazy.guard`.
+If the last descriptor is closed too early, the kernel supplies pages of zeros instead: see `crckpt.ops.lazy.family`.
 Source: linux/userfaultfd.h, userfaultfd(2).
 """
 
