@@ -60,6 +60,23 @@ class Waiting:
                 key.data(events)
         return bool(found)
 
+    def listen(self, path: Path, take: Callable[[socket.socket], object]) -> socket.socket:
+        """Call `take` with each new connection to this socket; return the listener. Raises OSError."""
+        listener = listen(path)
+
+        def ready(_events: int) -> None:
+            try:
+                connection = accept(listener)
+            except OSError:
+                # There are no free descriptors: the next one is accepted once there are.
+                time.sleep(_PAUSE_S)
+                return
+            if connection is not None:
+                take(connection)
+
+        self.watch(listener, ready)
+        return listener
+
     def close(self) -> None:
         """Wait for nothing any more."""
         self._selector.close()
@@ -102,20 +119,7 @@ class Server(Generic[_Request]):
 
     def listen(self, path: Path) -> socket.socket:
         """Take the requests of those who connect to this socket. Raises OSError."""
-        listener = listen(path)
-
-        def ready(_events: int) -> None:
-            try:
-                connection = accept(listener)
-            except OSError:
-                # There are no free descriptors: the next one is accepted once there are.
-                time.sleep(_PAUSE_S)
-                return
-            if connection is not None:
-                self.add(Channel(self._kind, connection))
-
-        self.waiting.watch(listener, ready)
-        return listener
+        return self.waiting.listen(path, lambda connection: self.add(Channel(self._kind, connection)))
 
     def answer(self, peer: Channel, answer: Struct) -> None:
         """Answer a peer; drop one that has gone, or does not read."""

@@ -64,8 +64,12 @@ class TerminalHolder:
 
     def find_ending(self, pid: int, outer: int) -> Ending | None:
         """Find how a child of the holder, whose PID we see as `outer`, has ended; None if it is alive."""
-        if pid not in self._ended and not _is_alive(outer):
-            self._read_endings(_REAPS_S, pid)
+        with HeldProcess(outer) as process:
+            if pid not in self._ended and process.is_alive:
+                return None
+        with suppress(HostCannot):
+            while pid not in self._ended:
+                self._take(self._helper.receive(HolderAnswer, _REAPS_S))
         return Ending(os.waitstatus_to_exitcode(self._ended[pid])) if pid in self._ended else None
 
     def wait(self, pid: int) -> int:
@@ -104,11 +108,6 @@ class TerminalHolder:
             if answer.ended is None:
                 return answer, descriptors
             self._take(answer)
-
-    def _read_endings(self, within_s: float, pid: int) -> None:
-        with suppress(HostCannot):
-            while pid not in self._ended:
-                self._take(self._helper.receive(HolderAnswer, within_s))
 
     def _take(self, answer: HolderAnswer) -> None:
         if answer.ended is not None:
@@ -160,8 +159,3 @@ def held_terminal(
         except BaseException:
             holder.abort()
             raise
-
-
-def _is_alive(pid: int) -> bool:
-    with HeldProcess(pid) as process:
-        return process.is_alive

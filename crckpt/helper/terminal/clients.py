@@ -9,7 +9,6 @@ import signal
 import socket
 import termios
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -44,57 +43,25 @@ _MOST_UNWRITTEN: Final = 64 << 10
 _PATIENCE_S: Final = 20.0
 
 
-class Client:
-    """A connection, and the messages that it has not taken yet. `waits_since` is when it last took one, or 0."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self.pid = peer_pid(connection)
-        self.unsent: deque[bytes] = deque()
-        self.unsent_bytes = 0
-        self.waits_since = 0.0
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self.connection.fileno()
-
-    def send(self, message: bytes) -> bool:
-        """Send a message, now or later. Return whether the peer is there."""
-        self.unsent.append(message)
-        self.unsent_bytes += len(message)
-        return self.flush()
-
-    def flush(self) -> bool:
-        """Send what can be sent now. Return whether the peer is there."""
-        while self.unsent:
-            try:
-                self.connection.send(self.unsent[0])
-            except BlockingIOError:
-                self.waits_since = self.waits_since or time.monotonic()
-                return True
-            except OSError:
-                return False
-            self.unsent_bytes -= len(self.unsent.popleft())
-            self.waits_since = 0.0
-        return True
-
-
 class Clients:
-    """All connections to the holder."""
+    """All connections to the holder, each with the PID of its peer."""
 
     def __init__(self, master: int, waiting: Waiting, attend_master: Callable[[int], None]) -> None:
         """`attend_master` is called when the terminal has output, or takes input."""
         self.tree: HeldTree | None = None
         self._master = master
         self._waiting = waiting
-        self._clients: list[Client] = []
-        self._attached: Client | None = None
+        self._pids: dict[socket.socket, int] = {}
+        self._attached: socket.socket | None = None
+        # What was typed and the terminal has not taken; what was written and the attached client has not taken, and
+        # since when it has taken nothing, or 0.
         self._input = bytearray()
+        self._output = bytearray()
+        self._waits_since = 0.0
         self._is_open = True
         self._modes = ScreenModes()
         self._attend_master = attend_master
-        self._wait(master, selectors.EVENT_READ)
+        self._update()
 
     def close_terminal(self) -> None:
         """Wait for no more output: the terminal has none."""
@@ -103,30 +70,19 @@ class Clients:
 
     def add(self, connection: socket.socket) -> None:
         """Take a new connection, unless there are too many."""
-        if len(self._clients) >= _MOST_CLIENTS:
+        if len(self._pids) >= _MOST_CLIENTS:
             connection.close()
             return
-        client = Client(connection)
-        self._clients.append(client)
-        self._wait(client, selectors.EVENT_READ)
-
-    def attend(self, client: Client, events: int) -> None:
-        """Read a message of this client, or send it more."""
-        if client not in self._clients:
-            return
-        if events & selectors.EVENT_WRITE and not client.flush():
-            self._drop(client)
-            return
-        if events & selectors.EVENT_READ:
-            self._read(client)
-        self._update()
+        connection.setblocking(False)
+        self._pids[connection] = peer_pid(connection)
+        self._waiting.watch(connection, partial(self._attend, connection))
 
     def send_output(self, output: bytes) -> None:
         """Send what the program has written to the attached client."""
         self._modes.read(output)
-        client = self._attached
-        if client is not None and not client.send(OUTPUT + output):
-            self._drop(client)
+        if self._attached is not None:
+            self._output += output
+            self._flush(self._attached)
         self._update()
 
     def write_input(self) -> None:
@@ -137,10 +93,7 @@ class Clients:
 
     def seconds_until_dropped(self) -> float | None:
         """Return in how many seconds the attached client will be dropped; None if nothing waits for it."""
-        client = self._attached
-        if client is None or not client.waits_since:
-            return None
-        return max(0.0, client.waits_since + _PATIENCE_S - time.monotonic())
+        return max(0.0, self._waits_since + _PATIENCE_S - time.monotonic()) if self._waits_since else None
 
     def drop_slow(self) -> None:
         """Drop the attached client if it has taken nothing for long."""
@@ -152,85 +105,111 @@ class Clients:
         """Send the attached client what is left and the program's exit status, then drop it."""
         client = self._attached
         if client is not None:
-            client.connection.settimeout(_PATIENCE_S)
-            client.send(ENDED + encode_status(status))
+            client.settimeout(_PATIENCE_S)
+            self._flush(client)
+            if client in self._pids:
+                self._send(client, ENDED + encode_status(status))
             self._drop(client)
 
     def close(self) -> None:
         """Close all connections."""
-        for client in tuple(self._clients):
+        for client in tuple(self._pids):
             self._drop(client)
 
-    def _read(self, client: Client) -> None:
+    def _attend(self, client: socket.socket, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush(client)
+        if events & selectors.EVENT_READ and client in self._pids:
+            self._read(client)
+        self._update()
+
+    def _read(self, client: socket.socket) -> None:
         try:
-            data = client.connection.recv(LONGEST)
+            data = client.recv(LONGEST)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         kind, content = data[:1], data[1:]
-        if kind == DESCRIBE and not client.pid and content.isdigit():
+        if not data:
+            self._drop(client)
+        elif kind == DESCRIBE and self.tree is not None:
             # The kernel does not tell the PID of a process outside our PID namespace.
-            client.pid = int(content)
-        if kind == DESCRIBE and self.tree is not None:
-            attached = self._attached.pid if self._attached else 0
-            is_there = client.send(DESCRIPTION + msgspec.json.encode(HeldTerminal(os.getpid(), self.tree, attached)))
+            if not self._pids[client] and content.isdigit():
+                self._pids[client] = int(content)
+            attached = self._pids[self._attached] if self._attached else 0
+            self._send(client, DESCRIPTION + msgspec.json.encode(HeldTerminal(os.getpid(), self.tree, attached)))
         elif kind == ATTACH and is_size(content):
-            is_there = self._attach(client, content)
+            self._attach(client, content)
         elif client is self._attached and kind == RESIZE and is_size(content):
             self._resize(content)
-            is_there = True
         elif client is self._attached and kind == INPUT:
             self._input += content
-            is_there = True
             self.write_input()
         else:
-            is_there = bool(data) and client.send(REFUSED + b"it is of another version of crckpt")
-        if not is_there:
-            self._drop(client)
+            self._send(client, REFUSED + b"it is of another version of crckpt")
 
-    def _attach(self, client: Client, size: bytes) -> bool:
+    def _attach(self, client: socket.socket, size: bytes) -> None:
         if self._attached is not None:
-            attached = self._attached.pid
+            attached = self._pids[self._attached]
             why = f"PID {attached} is attached already: press the key that detaches there (^]), or: kill {attached}"
-            return client.send(REFUSED + why.encode())
+            self._send(client, REFUSED + why.encode())
+            return
         self._attached = client
-        if modes := self._modes.set_sequence():
-            client.send(OUTPUT + modes)
+        self._output += self._modes.set_sequence()
+        self._flush(client)
         self._resize(size)
         # Programs that draw the whole screen draw it again, even if its size is as before.
         with suppress(OSError):
             if (group := os.tcgetpgrp(self._master)) > 1:
                 os.killpg(group, signal.SIGWINCH)
-        return True
 
     def _resize(self, size: bytes) -> None:
         with suppress(OSError):
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
-    def _drop(self, client: Client) -> None:
-        self._clients.remove(client)
-        self._wait(client, 0)
-        client.connection.close()
+    def _send(self, client: socket.socket, message: bytes) -> None:
+        """Send an answer; drop a client that has gone, or does not read its answers."""
+        try:
+            client.send(message)
+        except OSError:
+            self._drop(client)
+
+    def _flush(self, client: socket.socket) -> None:
+        """Send the attached client what it takes now of the output; drop one that has gone."""
+        try:
+            while self._output:
+                part = self._output[: LONGEST - len(OUTPUT)]
+                client.send(OUTPUT + part)
+                del self._output[: len(part)]
+                self._waits_since = 0.0
+        except BlockingIOError:
+            self._waits_since = self._waits_since or time.monotonic()
+        except OSError:
+            self._drop(client)
+
+    def _drop(self, client: socket.socket) -> None:
+        """Close a connection; nothing if it is closed."""
+        if self._pids.pop(client, None) is None:
+            return
+        self._waiting.forget(client)
+        client.close()
         if client is self._attached:
             self._attached = None
             self._input.clear()
+            self._output.clear()
+            self._waits_since = 0.0
 
     def _update(self) -> None:
         """Wait for what can go on now: not for more output or input than has been taken."""
-        for client in self._clients:
-            may_read = client is not self._attached or len(self._input) < _MOST_UNWRITTEN
-            wanted = (selectors.EVENT_READ if may_read else 0) | (selectors.EVENT_WRITE if client.unsent else 0)
-            self._wait(client, wanted)
-        is_full = self._attached is not None and self._attached.unsent_bytes > _MOST_UNSENT
-        wanted = (0 if is_full else selectors.EVENT_READ) | (selectors.EVENT_WRITE if self._input else 0)
-        self._wait(self._master, wanted if self._is_open else 0)
+        if (client := self._attached) is not None:
+            takes_input = len(self._input) < _MOST_UNWRITTEN
+            self._watch(client, partial(self._attend, client), read=takes_input, write=bool(self._output))
+        takes_output = self._is_open and len(self._output) <= _MOST_UNSENT
+        self._watch(self._master, self._attend_master, read=takes_output, write=self._is_open and bool(self._input))
 
-    def _wait(self, waited: Client | int, events: int) -> None:
-        """Wait for these events; for none with 0."""
-        if not events:
-            self._waiting.forget(waited)
-        elif isinstance(waited, Client):
-            self._waiting.watch(waited, partial(self.attend, waited), events)
+    def _watch(self, file: socket.socket | int, ready: Callable[[int], None], *, read: bool, write: bool) -> None:
+        if events := (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0):
+            self._waiting.watch(file, ready, events)
         else:
-            self._waiting.watch(waited, self._attend_master, events)
+            self._waiting.forget(file)

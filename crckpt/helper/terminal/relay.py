@@ -79,7 +79,17 @@ def attach(found: FoundTerminal, ours: int, key: int | None) -> int | None:
             with relay.resizes_noted():
                 return relay.run()
         except _ClosedError:
-            raise _explain_closed(found) from None
+            tree = found.terminal.tree
+            if (again := _connect(found.path)) is None:
+                lost = f"the process that holds the terminal has ended; {tree.job} lost its terminal"
+                raise HostCannot(
+                    f"{lost}, which ends most programs",
+                    hint=f"what it wrote is in {tree.log}; once it has ended: crckpt restore {tree.job} --tty new",
+                ) from None
+            again.close()
+            hint = f"attach again: crckpt attach {tree.root}; what it wrote is in {tree.log}"
+            why = "crckpt was detached, because this terminal took no output for long"
+            raise HostCannot(why, hint=hint) from None
         except OSError:
             # Our terminal has gone.
             return None
@@ -90,19 +100,6 @@ def attach(found: FoundTerminal, ours: int, key: int | None) -> int | None:
 
 class _ClosedError(Exception):
     """The holder has closed the connection."""
-
-
-def _explain_closed(found: FoundTerminal) -> HostCannot:
-    tree = found.terminal.tree
-    again = _connect(found.path)
-    if again is None:
-        return HostCannot(
-            f"the process that holds the terminal has ended; {tree.job} lost its terminal, which ends most programs",
-            hint=f"what it wrote is in {tree.log}; once it has ended: crckpt restore {tree.job} --tty new",
-        )
-    again.close()
-    hint = f"attach again: crckpt attach {tree.root}; what it wrote is in {tree.log}"
-    return HostCannot("crckpt was detached, because this terminal took no output for long", hint=hint)
 
 
 class _Relay:
@@ -171,7 +168,8 @@ class _Relay:
             return decode_status(content)
         if kind == OUTPUT:
             self.modes.read(content)
-            _write_all(self._ours, content)
+            while content:
+                content = content[os.write(self._ours, content) :]
         elif kind == REFUSED:
             raise HostCannot(content.decode(errors="replace"))
         elif not data:
@@ -188,11 +186,6 @@ class _Relay:
     def _size(self) -> bytes:
         size = os.get_terminal_size(self._ours)
         return encode_size(size.lines, size.columns)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _connect(path: Path) -> socket.socket | None:

@@ -15,7 +15,6 @@ import fcntl
 import os
 import selectors
 import signal
-import socket
 import sys
 import termios
 from contextlib import suppress
@@ -28,9 +27,7 @@ from crckpt.helper.channel import (
     HelperEnded,
     HelperOutdated,
     HelperSilent,
-    accept,
     close_all,
-    listen,
     open_control,
 )
 from crckpt.helper.kinds import TERMINAL, record_path
@@ -69,7 +66,7 @@ class _Holder:
         self._log = log
         self._waiting = Waiting()
         self._clients = Clients(master, self._waiting, self._attend_master)
-        self._listener: socket.socket | None = None
+        self._socket: Path | None = None
         self._tree: HeldTree | None = None
         self._ended: dict[int, int] = {}
         self._is_init = os.getpid() == 1
@@ -98,8 +95,8 @@ class _Holder:
     def close(self) -> None:
         """Close all connections, and remove the socket."""
         self._clients.close()
-        if self._listener is not None and self._tree is not None:
-            _find_socket(self._tree).unlink(missing_ok=True)
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
 
     def _note_signal(self, number: int) -> None:
         # SIGTERM ends us only once the root has ended.
@@ -166,15 +163,13 @@ class _Holder:
         with suppress(OSError):
             # The group of the root gets what is typed (^C). Without effect on a tree with a session of its own.
             os.tcsetpgrp(self._slave, os.getpgid(tree.program))
+        path = record_path(TERMINAL, proc.Identity(proc.boot_id(), tree.root, tree.start))
         try:
-            self._listen(tree)
+            self._waiting.listen(path, self._clients.add)
         except OSError as error:
             return HolderAnswer(failed=f"crckpt attach cannot reach it: {error_text(error)}")
+        self._socket = path
         return HolderAnswer()
-
-    def _listen(self, tree: HeldTree) -> None:
-        self._listener = listen(_find_socket(tree))
-        self._waiting.watch(self._listener, lambda _events: self._accept())
 
     def _answer(self, answer: HolderAnswer, *descriptors: int) -> None:
         if self._control is not None:
@@ -191,19 +186,17 @@ class _Holder:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
                 if pid == 0:
                     break
-                if os.WIFSTOPPED(status):
-                    self._continue(pid, os.WSTOPSIG(status))
-                    continue
-                self._ended[pid] = status
-                self._answer(HolderAnswer(ended=(pid, status)))
-        if self._status() is not None:
-            self._close_slave()
-
-    def _continue(self, pid: int, number: int) -> None:
-        """Continue a child that ^Z stopped: there is no shell that could."""
-        if number == signal.SIGTSTP:
-            with suppress(OSError):
-                os.killpg(os.getpgid(pid), signal.SIGCONT)
+                if not os.WIFSTOPPED(status):
+                    self._ended[pid] = status
+                    self._answer(HolderAnswer(ended=(pid, status)))
+                elif os.WSTOPSIG(status) == signal.SIGTSTP:
+                    # ^Z stopped it, and there is no shell that could continue it.
+                    with suppress(OSError):
+                        os.killpg(os.getpgid(pid), signal.SIGCONT)
+        if self._status() is not None and self._slave >= 0:
+            # The output ends once no process has the slave open.
+            os.close(self._slave)
+            self._slave = -1
 
     def _end_children(self) -> None:
         """SIGKILL all children, and those that become ours then."""
@@ -214,12 +207,6 @@ class _Holder:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
         self._is_terminated = True
-
-    def _close_slave(self) -> None:
-        """Close our descriptor of the slave: the output ends once no process has the slave open."""
-        if self._slave >= 0:
-            os.close(self._slave)
-            self._slave = -1
 
     def _status(self) -> int | None:
         """The wait status of the tree, if it has ended."""
@@ -257,16 +244,6 @@ class _Holder:
             return
         self._log.write(output)
         self._clients.send_output(output)
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        with suppress(OSError):
-            if (connection := accept(self._listener)) is not None:
-                self._clients.add(connection)
-
-
-def _find_socket(tree: HeldTree) -> Path:
-    return record_path(TERMINAL, proc.Identity(proc.boot_id(), tree.root, tree.start))
 
 
 def main(words: list[str]) -> int:

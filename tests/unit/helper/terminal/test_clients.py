@@ -14,7 +14,7 @@ import pytest
 
 from crckpt.helper.serve import Waiting
 from crckpt.helper.terminal import clients as module
-from crckpt.helper.terminal.clients import Client, Clients
+from crckpt.helper.terminal.clients import Clients
 from crckpt.helper.terminal.protocol import (
     ATTACH,
     DESCRIBE,
@@ -40,7 +40,7 @@ class Noting(Waiting):
 
     def watch(self, file: Any, ready: Callable[[int], object], events: int = selectors.EVENT_READ) -> None:
         def attend(found: int) -> None:
-            self.is_served |= isinstance(file, Client) or bool(found & selectors.EVENT_WRITE)
+            self.is_served |= isinstance(file, socket.socket) or bool(found & selectors.EVENT_WRITE)
             ready(found)
 
         super().watch(file, attend, events)
