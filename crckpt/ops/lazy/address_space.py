@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from crckpt.host.proc import procfs
 from crckpt.host.process.signals import start_thread
@@ -64,17 +64,6 @@ _PAUSE_S: Final = 0.1
 _WIPED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*\n(?:[A-Z].*\n)*?VmFlags:.* wf\b", re.MULTILINE)
 
 
-class FamilyOfSpaces(Protocol):
-    """All processes whose pages are filled."""
-
-    @property
-    def finder(self) -> MarksFinder:
-        """Finds the marks of new children."""
-
-    def add(self, space: FilledSpace) -> None:
-        """Fill this new child, too."""
-
-
 class FilledSpace:
     """One process whose pages are filled, or a child that it forked meanwhile. Several threads may use it.
 
@@ -89,17 +78,22 @@ class FilledSpace:
         pages: ProcessPages,
         missing: MissingPages,
         segments: Segments,
-        family: FamilyOfSpaces,
+        finder: MarksFinder,
+        add_child: Callable[[FilledSpace], object],
         batches: Batches | None = None,
         unpin: Callable[[], None] | None = None,
     ) -> None:
-        """`pid` is that of the restored process, also for children; `batches` are those of a child."""
+        """`pid` is that of the restored process, also for children; `batches` are those of a child.
+
+        `finder` finds the marks of children. `add_child` is called with each, which is to be filled, too.
+        """
         self.pid = pid
         self.pages = pages
         self.descriptor = missing.descriptor
         self._missing = missing
         self._segments = segments
-        self._family = family
+        self._finder = finder
+        self._add_child = add_child
         self._faults: list[int] = []
         self._lock = threading.RLock()
         self.is_child = batches is not None
@@ -262,11 +256,12 @@ class FilledSpace:
                             for start, end in _WIPED.findall(procfs.text(f"/proc/{self.pid}/smaps")):
                                 segments.drop(int(start, 16), int(end, 16))
                         missing, batches = MissingPages(first, is_new=False), self._batches.copy()
-                        self._family.add(FilledSpace(self.pid, self.pages, missing, segments, self._family, batches))
+                        add, finder = self._add_child, self._finder
+                        add(FilledSpace(self.pid, self.pages, missing, segments, finder, add, batches))
                     case Kind.FAULT:
                         self._faults.append(second)
                         if self._marks is None:
-                            self._marks = self._family.finder.answer(third, second)
+                            self._marks = self._finder.answer(third, second)
                     case Kind.MOVE:
                         self._segments.move(first, second, third)
                     case Kind.REMOVE | Kind.UNMAP:

@@ -32,23 +32,12 @@ from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.host.syscalls.userfaultfd import MissingPages
 from crckpt.ops.lazy.address_space import FilledSpace
+from crckpt.ops.lazy.client import Arrived, Attach, FillerAnswer, Plan, fetches_over
 from crckpt.ops.lazy.family import Family, GuardedTree, fork_guarded
 from crckpt.ops.lazy.marks import open_mark, remove_mark
 from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import (
-    Arrived,
-    Attach,
-    Attached,
-    Fetcher,
-    Filled,
-    FillerMessage,
-    FillFailed,
-    Plan,
-    Planned,
-    Started,
-)
 from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
 from crckpt.store.format.manifest import unseal
@@ -81,7 +70,7 @@ class _Filling:
     """The address spaces that are being filled. `failed` gets why that is impossible."""
 
     def __init__(self, finder: MarksFinder, failed: Callable[[Exception], NoReturn]) -> None:
-        self.finder = finder
+        self._finder = finder
         self._failed = failed
         self._waiting = select.epoll()
         self._spaces: dict[int, FilledSpace] = {}
@@ -190,7 +179,7 @@ class _Filling:
             while not children or not self._new_children.empty():
                 children.append(self._new_children.get())
             ranges = {each for space in children for each in space.unmarked_ranges}
-            self.finder.ask(tuple(sorted(ranges)))
+            self._finder.ask(tuple(sorted(ranges)))
             for space in children:
                 if not space.unmarked_ranges:
                     self._give_turns(space)
@@ -208,7 +197,7 @@ class _Helper:
 
     def run(self) -> None:
         """Do all of it; return if there is nothing to do any more."""
-        self._send(Started((os.getppid(), *procfs.threads(os.getpid()))))
+        self._control.send(FillerAnswer(tids=(os.getppid(), *procfs.threads(os.getpid()))))
         plan = self._receive(Plan)
         if plan is None:
             return
@@ -218,25 +207,22 @@ class _Helper:
             attach = self._receive(Attach)
             if attach is None:
                 return
-            # Once all packs are open, nobody needs to keep them in the store for as long as the program likes, which
-            # may go on in ever new children that lack memory, too.
-            if plan.manifest:
-                checkpoint = unseal(plan.manifest, plan.checkpoint)
-                late = LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch)
+            is_late = bool(plan.manifest)
+            checkpoint = unseal(plan.manifest, plan.checkpoint) if is_late else repository.get(plan.checkpoint)
+            fetch = fetches_over(self._packs) if is_late else None
+            backend = LateBackend(repository.root, checkpoint, plan.manifest, fetch)
 
-                def receive_arrival() -> None:
-                    if self._receive(Arrived) is None:
-                        raise IntegrityError("the connection to the other host was lost")
-                    late.hold()
-                    stack.close()
-
-                self._fill(plan, attach, Contents(late, checkpoint), receive_arrival)
-            else:
-                held = repository.get(plan.checkpoint)
-                late = LateBackend(repository.root, held)
-                late.hold()
+            def hold_packs() -> None:
+                if is_late and self._receive(Arrived) is None:
+                    raise IntegrityError("the connection to the other host was lost")
+                # Once all packs are open, nobody needs to keep them in the store for as long as the program likes,
+                # which may go on in ever new children that lack memory, too.
+                backend.hold()
                 stack.close()
-                self._fill(plan, attach, Contents(late, held), lambda: None)
+
+            if not is_late:
+                hold_packs()
+            self._fill(plan, attach, Contents(backend, checkpoint), hold_packs if is_late else lambda: None)
 
     def _fill(self, plan: Plan, attach: Attach, contents: Contents, check_start: Callable[[], None]) -> None:
         root = attach.tasks[attach.root]
@@ -245,7 +231,7 @@ class _Helper:
         def find_pages(process: ProcessPlan) -> ProcessPages:
             return ProcessPages(contents, process.pagemap, process.ranges, plan.hot)
 
-        taken, whole = [], []
+        taken = []
         for process in plan.processes:
             task = attach.tasks[process.pid]
             if found := _take(process, task):
@@ -255,22 +241,22 @@ class _Helper:
                 for piece in (each for batch in range(pages.batches) for each in pages.unpack_batch(batch)):
                     ours = np.array([[piece.content, piece.length]], np.uint64)
                     write_memory(task.pid, ours, np.array([[piece.origin, piece.length]], np.uint64))
-                whole.append(task.pid)
         family = Family.of(attach.tasks.values())
         self._tree.write(family)
-        self._send(Attached(tuple(whole)))
-        filling = _Filling(MarksFinder(family), self._end_tree)
+        self._control.send(FillerAnswer())
+        finder = MarksFinder(family)
+        filling = _Filling(finder, self._end_tree)
         # The tree is still held: it takes a while to decide that it runs.
         for process, task, missing, context in taken:
             segments = Segments(Segment(first, last, first) for first, last in process.ranges)
-            free = partial(_unpin, task, context, missing)
-            filling.add(FilledSpace(task.pid, find_pages(process), missing, segments, filling, unpin=free))
-        self._send(Planned())
+            free, pages = partial(_unpin, task, context, missing), find_pages(process)
+            filling.add(FilledSpace(task.pid, pages, missing, segments, finder, filling.add, unpin=free))
+        self._control.send(FillerAnswer())
         filling.begin(self._control.fileno())
         filling.finish(check_start)
         remove_mark(root)
         if plan.manifest:
-            self._send(Filled())
+            self._control.send(FillerAnswer())
 
     def _end_tree(self, error: Exception) -> NoReturn:
         """End without success: then the guard ends the tree. The mark says why."""
@@ -280,20 +266,16 @@ class _Helper:
     def fail(self, error: Exception) -> None:
         """Report why the restore fails, and end the tree."""
         with suppress(HostCannot):
-            self._send(FillFailed(error_text(error)))
+            # Some have no text.
+            self._control.send(FillerAnswer(failed=error_text(error) or type(error).__name__))
         if self._tree.read().tasks:
             self._end_tree(error)
 
     def _receive(self, kind: type[_Message]) -> _Message | None:
         """Receive a message; None if the restore has ended."""
         with suppress(HostCannot):
-            content = self._control.receive(FillerMessage).content
-            if isinstance(content, kind):
-                return content
+            return self._control.receive(kind)
         return None
-
-    def _send(self, content: Started | Planned | Attached | Filled | FillFailed) -> None:
-        self._control.send(FillerMessage(content))
 
 
 def _take(process: ProcessPlan, task: Identity) -> tuple[MissingPages, int] | None:
