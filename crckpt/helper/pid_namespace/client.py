@@ -1,4 +1,4 @@
-"""Start a helper as the first process of a new PID namespace: the namespace ends with it."""
+"""Start a helper as the first process of a new PID namespace, also of one for a rehearsal: this ends with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import select
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -15,10 +16,17 @@ from crckpt.helper.kinds import INIT, HelperKind
 from crckpt.helper.pid_namespace.init import InitAnswer
 from crckpt.helper.start import StartedHelper, start_helper
 from crckpt.host import proc
+from crckpt.host.process.signals import interrupts_deferred
+
+if TYPE_CHECKING:
+    from crckpt.host.namespaces.isolation import SeclusionPlan
 
 # --kill-child: the namespace ends with `unshare`, which waits for it. --propagation private: the new /proc must not
 # appear on the host.
 _NEW = ("--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
+
+
+REHEARSAL_KINDS: Final = ("pid", "mnt", "net", "ipc", "uts")
 
 
 class PidNamespace(Struct, frozen=True):
@@ -83,3 +91,40 @@ def pid_namespace(root: int, *, own_session: bool = True) -> Iterator[PidNamespa
         end_namespace(helper)
         raise
     helper.leave()
+
+
+class Throwaway:
+    """Namespaces from which the host cannot be changed. `init` is their PID 1 as we see it.
+
+    `unwritable` are the mount points that could get no overlay: they are read-only or missing.
+    """
+
+    def __init__(self, helper: StartedHelper) -> None:
+        self.init = helper.pid
+        self.unwritable = helper.receive(InitAnswer).unwritable
+        self._helper = helper
+
+    def end(self) -> int:
+        """End all processes in them; return the root's exit status, or 128 plus its signal, if it had ended before."""
+        with interrupts_deferred():
+            return self._helper.end()
+
+
+@contextmanager
+def throwaway(root: int, plan: SeclusionPlan, joining: tuple[str, ...] = ()) -> Iterator[Throwaway]:
+    """Make namespaces by a plan, with an init for the process that will be `root`; end them with the block or with us.
+
+    A tree runs in them as on the host, and changes nothing outside. `joining` are words before the command that makes
+    them. Raises HostCannot.
+    """
+    unshare = (*joining, "unshare", "--net", "--ipc", "--uts")
+    helper = start_as_init(INIT, str(root), "rehearsal", unshare=unshare, order=plan)
+    try:
+        new = Throwaway(helper)
+    except BaseException:
+        end_namespace(helper)
+        raise
+    try:
+        yield new
+    finally:
+        new.end()

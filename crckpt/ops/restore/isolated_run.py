@@ -18,7 +18,7 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import NOTHING_LEFT, RehearsalFailed
-from crckpt.helper.pid_namespace.rehearsal import KINDS, Throwaway, throwaway
+from crckpt.helper.pid_namespace.client import REHEARSAL_KINDS, Throwaway, throwaway
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
@@ -121,7 +121,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
         new = stack.enter_context(throwaway(tree.root.pid, plan, joining))
         numbers = find_needed_numbers(tree)
         stack.enter_context(lower_numbers_held(numbers, f"/proc/{new.init}/root/dev/pts/ptmx"))
-        inside = (*joining, *nsenter_words(new.init, KINDS))
+        inside = (*joining, *nsenter_words(new.init, REHEARSAL_KINDS))
         watches: list[ExitWatch] = []
         lost: list[Finding] = []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.helper.pid_namespace.rehearsal import Throwaway, throwaway
+from crckpt.helper.pid_namespace.client import Throwaway, throwaway
 from crckpt.host import proc
 from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.process import run
