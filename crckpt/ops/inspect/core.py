@@ -31,7 +31,7 @@ from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.context import Context, Progress
 from crckpt.ops.failures import full_disk_reported
 from crckpt.ops.inspect import elf_core
-from crckpt.ops.inspect.elf_core import ElfSegment, Ids, Layout, MappedFile
+from crckpt.ops.inspect.elf_core import ElfSegment, Layout
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory, Region
 from crckpt.store import open_reader, read_file
@@ -152,7 +152,7 @@ def _check_target(output: Path, *, force: bool) -> Path:
 def _make_notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
     """Make the notes in the kernel's order: those of the process are between the two notes of its first thread."""
     for thread, values in zip(process.threads, registers, strict=True):
-        ids = Ids(thread.tid, process.ppid, process.pgid, process.sid)
+        ids = thread.tid, process.ppid, process.pgid, process.sid
         status = elf_core.prstatus(ids, values.general, thread.core.pending, thread.core.blocked)
         yield elf_core.note(elf_core.NT_PRSTATUS, status)
         if thread.tid == process.pid:
@@ -167,14 +167,14 @@ def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
     space, owner = process.memory, process.core.credentials
     if space is None:
         return
-    ids = Ids(process.pid, process.ppid, process.pgid, process.sid)
+    ids = process.pid, process.ppid, process.pgid, process.sid
     # The program may have set these addresses to anything (PR_SET_MM); the note keeps 80 bytes.
     arguments = memory.read(space.arg_start, max(0, min(space.arg_end - space.arg_start, PAGE_SIZE)))
     user = (0, 0) if owner is None else (owner.uid, owner.gid)
     yield elf_core.note(elf_core.NT_PRPSINFO, elf_core.prpsinfo(ids, user, process.comm, arguments))
-    yield elf_core.note(elf_core.NT_AUXV, elf_core.auxv(space.auxv))
+    yield elf_core.note(elf_core.NT_AUXV, struct.pack(f"<{len(space.auxv)}Q", *space.auxv))
     files = [
-        MappedFile(region.vma.start, region.vma.end, region.vma.pgoff, region.path)
+        (region.vma.start, region.vma.end, region.vma.pgoff, region.path)
         for region in memory.regions
         if region.path and not region.is_zero_elsewhere
     ]

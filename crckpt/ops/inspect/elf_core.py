@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -54,6 +54,13 @@ _COMPONENTS_AT: Final = {2: 576, 3: 960, 4: 1024, 5: 1088, 6: 1152, 7: 1664, 9: 
 _LEGACY: Final = 0b11
 
 
+Ids: TypeAlias = tuple[int, int, int, int]
+"""The process or, in the note of a thread, the thread; its parent, process group and session."""
+
+MappedFile: TypeAlias = tuple[int, int, int, str]
+"""A file mapped from an address to before another one; the offset, a multiple of the page size; the path."""
+
+
 class ElfSegment(Struct, frozen=True):
     """`size` bytes at an address, with mmap's `prot`. A segment that is not `in_file` has no bytes in the core file."""
 
@@ -61,24 +68,6 @@ class ElfSegment(Struct, frozen=True):
     size: int
     prot: int
     in_file: bool
-
-
-class Ids(Struct, frozen=True):
-    """The ids of a process; in the note of a thread `pid` is the thread's id."""
-
-    pid: int
-    ppid: int
-    pgid: int
-    sid: int
-
-
-class MappedFile(Struct, frozen=True):
-    """A file mapped from `start` to before `end`. `offset` is in bytes, a multiple of the page size."""
-
-    start: int
-    end: int
-    offset: int
-    path: str
 
 
 class Layout(Struct, frozen=True):
@@ -105,7 +94,11 @@ def layout(segments: Sequence[ElfSegment], notes: bytes) -> Layout:
         numbers = (offset, segment.address, 0, segment.size * segment.in_file, segment.size, PAGE_SIZE)
         programs.append(_PROGRAM_HEADER.pack(_PT_LOAD, flags, *numbers))
     note_header = _PROGRAM_HEADER.pack(_PT_NOTE, 4, note_at, 0, 0, len(notes), 0, 4)
-    parts = (_header(number, after_programs, len(sections)), note_header, *programs, *sections, notes)
+    ours = _HEADER.size, _PROGRAM_HEADER.size, min(number, _PN_XNUM)
+    theirs = (_SECTION_HEADER.size, 1) if sections else (0, 0)
+    sections_at = after_programs if sections else 0
+    header = _HEADER.pack(_IDENT, _ET_CORE, _EM_X86_64, 1, 0, _HEADER.size, sections_at, 0, *ours, *theirs, 0)
+    parts = (header, note_header, *programs, *sections, notes)
     return Layout(b"".join(parts), ends[:-1], ends[-1])
 
 
@@ -118,8 +111,7 @@ def note(kind: int, content: bytes) -> bytes:
 
 def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: Iterable[int]) -> bytes:
     """Make the content of NT_PRSTATUS: `general` as in `Registers`, signals by number."""
-    who = ids.pid, ids.ppid, ids.pgid, ids.sid
-    return _PRSTATUS.pack(0, 0, 0, 0, _signal_set(pending), _signal_set(blocked), *who, *general, 1, 0)
+    return _PRSTATUS.pack(0, 0, 0, 0, _signal_set(pending), _signal_set(blocked), *ids, *general, 1, 0)
 
 
 def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> bytes:
@@ -127,7 +119,7 @@ def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> b
     name = comm.encode("utf-8", "surrogateescape")[:15]
     # As the kernel (fs/binfmt_elf.c: fill_psinfo): the last byte stays 0, and spaces separate the arguments.
     line = arguments[: _ARGUMENTS - 1].rstrip(b"\0").replace(b"\0", b" ")
-    return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, ids.pid, ids.ppid, ids.pgid, ids.sid, name, line)
+    return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, *ids, name, line)
 
 
 def xstate(floating: bytes, extended: Sequence[tuple[int, bytes]], in_use: int) -> bytes:
@@ -141,36 +133,12 @@ def xstate(floating: bytes, extended: Sequence[tuple[int, bytes]], in_use: int) 
     return bytes(area)
 
 
-def auxv(numbers: Sequence[int]) -> bytes:
-    """Make the content of NT_AUXV."""
-    return struct.pack(f"<{len(numbers)}Q", *numbers)
-
-
 def make_file_note(files: Sequence[MappedFile]) -> bytes:
     """Make the content of NT_FILE."""
     # By it a debugger finds in files what the core file leaves out.
-    places = (struct.pack("<QQQ", file.start, file.end, file.offset // PAGE_SIZE) for file in files)
-    names = (file.path.encode("utf-8", "surrogateescape") + b"\0" for file in files)
+    places = (struct.pack("<QQQ", start, end, offset // PAGE_SIZE) for start, end, offset, _ in files)
+    names = (path.encode("utf-8", "surrogateescape") + b"\0" for _, _, _, path in files)
     return struct.pack("<QQ", len(files), PAGE_SIZE) + b"".join((*places, *names))
-
-
-def _header(programs: int, sections_at: int, sections: int) -> bytes:
-    return _HEADER.pack(
-        _IDENT,
-        _ET_CORE,
-        _EM_X86_64,
-        1,
-        0,
-        _HEADER.size,
-        sections_at if sections else 0,
-        0,
-        _HEADER.size,
-        _PROGRAM_HEADER.size,
-        min(programs, _PN_XNUM),
-        _SECTION_HEADER.size if sections else 0,
-        sections,
-        0,
-    )
 
 
 def _signal_set(numbers: Iterable[int]) -> int:

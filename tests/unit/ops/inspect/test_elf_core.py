@@ -12,7 +12,7 @@ from core_files import notes, programs
 
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect import elf_core
-from crckpt.ops.inspect.elf_core import ElfSegment, Ids, MappedFile, layout, note
+from crckpt.ops.inspect.elf_core import ElfSegment, layout, note
 
 
 def test_segment_layout() -> None:
@@ -54,7 +54,7 @@ def test_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
 
 def test_notes_have_the_kernels_layout() -> None:
     """Sizes and offsets are those of the kernel's structures."""
-    ids = Ids(10, 9, 8, 7)
+    ids = (10, 9, 8, 7)
     status = elf_core.prstatus(ids, range(27), (), (1, 64))
     assert len(status) == 336
     assert struct.unpack_from("<QQ4i", status, 16) == (0, 1 | 1 << 63, 10, 9, 8, 7)
@@ -64,7 +64,7 @@ def test_notes_have_the_kernels_layout() -> None:
     assert struct.unpack_from("<6I", info, 16) == (1, 2, 10, 9, 8, 7)
     assert elf_core.prstatus(ids, range(27), (0, 65), ())[16:24] == bytes(8)
     assert (info[40:56], info[56:60]) == (b"name of 16 byte\0", b"a b\0")
-    files = elf_core.make_file_note([MappedFile(0x1000, 0x3000, 0x2000, "/a"), MappedFile(0x4000, 0x5000, 0, "/b c")])
+    files = elf_core.make_file_note([(0x1000, 0x3000, 0x2000, "/a"), (0x4000, 0x5000, 0, "/b c")])
     assert struct.unpack_from("<8Q", files) == (2, PAGE_SIZE, 0x1000, 0x3000, 2, 0x4000, 0x5000, 0)
     assert files[64:] == b"/a\0/b c\0"
 
