@@ -111,19 +111,16 @@ def _refuse_moving(repository: Repository, ids: tuple[CheckpointId, ...]) -> Non
         with suppress(CrckptError, OSError):
             checkpoint = repository.get(identity)
         for status in unfinished:
-            if _needs(status, identity, checkpoint):
+            move = status.move
+            is_needed = move.checkpoint == identity
+            if move.checkpoint is None and checkpoint is not None:
+                # The next round counts from it.
+                is_needed = checkpoint.job == move.job and checkpoint.created >= move.began
+            if is_needed:
                 raise _refusal(status, identity)
         for bad in unreadable:
             if checkpoint is None or checkpoint.job == bad.job:
                 raise StoreUnusable(f"nothing was removed: {bad.why}", hint=bad.remedy)
-
-
-def _needs(status: MoveStatus, identity: CheckpointId, checkpoint: Checkpoint | None) -> bool:
-    move = status.move
-    if move.checkpoint is not None or checkpoint is None:
-        return move.checkpoint == identity
-    # The next round counts from it.
-    return checkpoint.job == move.job and checkpoint.created >= move.began
 
 
 def _refusal(status: MoveStatus, identity: CheckpointId) -> PreflightRefused:
