@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -80,30 +80,27 @@ class Listing(Struct, frozen=True):
     unanswered: tuple[str, ...] = ()
 
 
-class _Keepers(NamedTuple):
-    """The keepers that answered; for each that did not, why; and the records of those that were killed."""
-
-    found: tuple[KeeperUsage, ...]
-    silent: tuple[HelperSilent, ...]
-    killed: tuple[HelperRecord, ...]
-
-
 def list_processes() -> Listing:
     """List the processes and locks of crckpt."""
-    asked = _ask_keepers(None, is_end=False)
+    found, silent, killed_keepers = _ask_keepers(None, is_end=False)
     terminals = tuple(find_terminals())
-    killed = dict.fromkeys(asked.killed, "the next dump; crckpt ps --end {pid}")
+    killed = dict.fromkeys(killed_keepers, "the next dump; crckpt ps --end {pid}")
     killed |= {each: "the end of its tree" for each in terminals if isinstance(each, HelperRecord)}
-    trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in asked.found}
+    trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in found}
     held = (each.terminal for each in terminals if isinstance(each, FoundTerminal))
     trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in held}
     running = tuple(find_criu_processes())
-    opened = {process.pid: _read_targets(process.pid) for process in running}
+    opened: dict[int, _Targets] = {}
+    for process in running:
+        opened[process.pid] = ()
+        # It may have ended.
+        with suppress(OSError):
+            opened[process.pid] = tuple(read_targets(process.pid))
     return Listing(
-        asked.found,
-        tuple(sorted(_describe(running, asked.found, trees, opened), key=lambda each: each.pid)),
+        found,
+        tuple(sorted(_describe(running, found, trees, opened), key=lambda each: each.pid)),
         tuple(_find_locks(opened, killed)),
-        unanswered=tuple(f"{one.message}; {one.hint}" for one in asked.silent),
+        unanswered=tuple(f"{one.message}; {one.hint}" for one in silent),
     )
 
 
@@ -113,19 +110,22 @@ def end_trackers(target: str) -> Listing:
     Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
     root = resolve.resolve(target) if target != "all" else None
-    asked = _ask_keepers(root, is_end=True)
+    found, silent, killed = _ask_keepers(root, is_end=True)
     # Raise it only after the others were ended.
-    if asked.silent:
-        raise asked.silent[0]
-    for record in asked.killed:
+    if silent:
+        raise silent[0]
+    for record in killed:
         # The next dump would start it again.
         forget_killed(record)
-    if root is not None and not asked.found and not asked.killed:
+    if root is not None and not found and not killed:
         raise UsageError(f"the tree of PID {root} is not tracked", hint="list the tracked trees: crckpt ps")
-    return Listing(asked.found, ended=True)
+    return Listing(found, ended=True)
 
 
-def _ask_keepers(root: int | None, *, is_end: bool) -> _Keepers:
+def _ask_keepers(
+    root: int | None, *, is_end: bool
+) -> tuple[tuple[KeeperUsage, ...], list[HelperSilent], list[HelperRecord]]:
+    """Return the keepers that answer; for each that does not, why; and the records of those that were killed."""
     found: list[KeeperUsage] = []
     silent: list[HelperSilent] = []
     killed: list[HelperRecord] = []
@@ -142,13 +142,7 @@ def _ask_keepers(root: int | None, *, is_end: bool) -> _Keepers:
                 session.end()
                 mark_ended(keeper.root)
             session.close()
-    return _Keepers(tuple(found), tuple(silent), tuple(killed))
-
-
-def _read_targets(pid: int) -> _Targets:
-    with suppress(OSError):
-        return tuple(read_targets(pid))
-    return ()
+    return tuple(found), silent, killed
 
 
 def _describe(
