@@ -33,6 +33,7 @@ _PACKET: Final = 64 << 10
 # No JSON begins so: the message is in the first descriptor.
 _IN_FILE: Final = b"\0"
 _MOST_BYTES: Final = 1 << 30
+_OUTDATED: Final = "belongs to another version of crckpt"
 
 Message = TypeVar("Message")
 
@@ -69,7 +70,7 @@ class Channel:
         """Send a message, at once or once there is room. Raises HelperEnded, HelperSilent."""
         # Keepers of releases up to 0.4 speak lines.
         if self.connection.type != socket.SOCK_SEQPACKET:
-            raise self._outdated_error()
+            raise self._silent_error(HelperOutdated, _OUTDATED)
         self.connection.settimeout(within_s)
         data = msgspec.json.encode(message)
         file = -1
@@ -81,7 +82,7 @@ class Channel:
                 data, descriptors = _IN_FILE, (file, *descriptors)
             socket.send_fds(self.connection, [data], descriptors)
         except (TimeoutError, BlockingIOError):
-            raise self._silent_error() from None
+            raise self._silent_error(HelperSilent, "does not answer") from None
         except OSError:
             raise self._ended_error() from None
         finally:
@@ -102,7 +103,7 @@ class Channel:
                 self.connection, _PACKET, MOST_DESCRIPTORS + 1, socket.MSG_CMSG_CLOEXEC
             )
         except (TimeoutError, BlockingIOError):
-            raise self._silent_error() from None
+            raise self._silent_error(HelperSilent, "does not answer") from None
         except OSError:
             raise self._ended_error() from None
         if not data:
@@ -117,7 +118,7 @@ class Channel:
             return msgspec.json.decode(data, type=message), descriptors
         except (msgspec.MsgspecError, RecursionError, OSError):
             close_all(descriptors)
-            raise self._outdated_error() from None
+            raise self._silent_error(HelperOutdated, _OUTDATED) from None
 
     def ask(self, request: Struct, answer: type[Message], within_s: float | None = None) -> Message:
         """Send a request and return its answer. Raises HelperEnded, HelperSilent."""
@@ -139,17 +140,9 @@ class Channel:
     def _ended_error(self) -> HelperEnded:
         return HelperEnded(f"{self.kind.title} has ended", hint=self.kind.killed)
 
-    def _silent_error(self) -> HelperSilent:
-        return HelperSilent(f"{self._name()} does not answer", hint=self._remedy())
-
-    def _outdated_error(self) -> HelperOutdated:
-        return HelperOutdated(f"{self._name()} belongs to another version of crckpt", hint=self._remedy())
-
-    def _name(self) -> str:
-        return f"{self.kind.title} (process {self.pid})"
-
-    def _remedy(self) -> str:
-        return self.kind.remedy.format(kill=f"kill -KILL {self.pid}")
+    def _silent_error(self, error: type[HelperSilent], what: str) -> HelperSilent:
+        remedy = self.kind.remedy.format(kill=f"kill -KILL {self.pid}")
+        return error(f"{self.kind.title} (process {self.pid}) {what}", hint=remedy)
 
 
 def open_control(kind: HelperKind, number: str) -> Channel:
@@ -191,16 +184,6 @@ def listen(path: Path) -> socket.socket:
     finally:
         os.umask(before)
     return listener
-
-
-def accept(listener: socket.socket) -> socket.socket | None:
-    """Accept a connection; None if it is another user's, or has gone. Raises OSError without a free descriptor."""
-    with suppress(ConnectionAbortedError):
-        connection, _ = listener.accept()
-        if is_trusted(connection):
-            return connection
-        connection.close()
-    return None
 
 
 def connect(kind: HelperKind, path: Path, within_s: float) -> Channel | None:

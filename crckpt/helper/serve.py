@@ -14,8 +14,9 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, accept, close_all, listen
+from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all, listen
 from crckpt.helper.kinds import HelperKind
+from crckpt.host.socket_options import is_trusted
 
 _MOST_PEERS: Final = 64
 # How long a peer may take to read its answer.
@@ -61,18 +62,22 @@ class Waiting:
         return bool(found)
 
     def listen(self, path: Path, take: Callable[[socket.socket], object]) -> socket.socket:
-        """Call `take` with each new connection to this socket; return the listener. Raises OSError."""
+        """Call `take` with each new connection of root and our user; return the listener. Raises OSError."""
         listener = listen(path)
 
         def ready(_events: int) -> None:
             try:
-                connection = accept(listener)
+                connection, _ = listener.accept()
+            except ConnectionAbortedError:
+                return
             except OSError:
                 # There are no free descriptors: the next one is accepted once there are.
                 time.sleep(_PAUSE_S)
                 return
-            if connection is not None:
+            if is_trusted(connection):
                 take(connection)
+            else:
+                connection.close()
 
         self.watch(listener, ready)
         return listener

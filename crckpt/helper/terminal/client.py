@@ -69,7 +69,7 @@ class TerminalHolder:
                 return None
         with suppress(HostCannot):
             while pid not in self._ended:
-                self._take(self._helper.receive(HolderAnswer, _REAPS_S))
+                self._receive(_REAPS_S)
         return Ending(os.waitstatus_to_exitcode(self._ended[pid])) if pid in self._ended else None
 
     def wait(self, pid: int) -> int:
@@ -80,7 +80,7 @@ class TerminalHolder:
         with woken_by_signals() as wakeups:
             while pid not in self._ended:
                 if wakeups.wait(self._helper.fileno()):
-                    self._take(self._helper.receive(HolderAnswer))
+                    self._receive()
         return self._ended[pid]
 
     def commit(self, tree: HeldTree) -> str:
@@ -102,16 +102,18 @@ class TerminalHolder:
     def _read_answer(self, within_s: float | None = None) -> tuple[HolderAnswer, list[int]]:
         """Read the answer to a request, with its descriptors. Raises HostCannot if that was refused."""
         while True:
-            answer, descriptors = self._helper.receive_descriptors(HolderAnswer, within_s)
+            answer, descriptors = self._receive(within_s)
             if answer.failed:
                 raise HostCannot(answer.failed)
             if answer.ended is None:
                 return answer, descriptors
-            self._take(answer)
 
-    def _take(self, answer: HolderAnswer) -> None:
+    def _receive(self, within_s: float | None = None) -> tuple[HolderAnswer, list[int]]:
+        """Receive an answer, or the end of a program, which is noted."""
+        answer, descriptors = self._helper.receive_descriptors(HolderAnswer, within_s)
         if answer.ended is not None:
             self._ended[answer.ended[0]] = answer.ended[1]
+        return answer, descriptors
 
 
 class _HeldChild(run.Child):

@@ -13,9 +13,9 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host.disk.own_files import is_own
 
-LOG_DIRECTORY: Final = Path("/var/log/crckpt")
-MOST_BYTES: Final = 10 << 20
-"""At this size the file becomes NAME.1, and a new one begins."""
+_LOG_DIRECTORY: Final = Path("/var/log/crckpt")
+# At this size the file becomes NAME.1, and a new one begins.
+_MOST_BYTES: Final = 10 << 20
 # A job may run more than once at a time: in PID namespaces, or from several stores.
 _MOST_OF_A_JOB: Final = 100
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -24,12 +24,16 @@ _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NO
 class OutputLog:
     """The log of a terminal of a job. If the job has several terminals at a time, each has a file of its own."""
 
-    def __init__(self, job: str, directory: Path = LOG_DIRECTORY) -> None:
-        """Open the log for appending. Raises HostCannot."""
-        self.most_bytes = MOST_BYTES
-        self._directory = -1
+    def __init__(self, job: str, directory: Path = _LOG_DIRECTORY) -> None:
+        """Open the log for appending, in a directory that is made if it is missing. Raises HostCannot."""
+        self.most_bytes = _MOST_BYTES
+        self._directory = self._file = -1
         try:
-            self._directory = _open_directory(directory)
+            with suppress(FileExistsError):
+                directory.mkdir(mode=0o700, parents=True)
+            self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if not is_own(os.fstat(self._directory), stat.S_IFDIR):
+                raise PermissionError(1, "the directory belongs to another user, or others can write to it")
             for number in range(1, _MOST_OF_A_JOB):
                 name = f"{job}.log" if number == 1 else f"{job}-{number}.log"
                 if self._open(name):
@@ -49,12 +53,17 @@ class OutputLog:
         """Append output. What cannot be written is lost: a full disk must not stop the program."""
         with suppress(OSError):
             if os.fstat(self._file).st_size + len(output) > self.most_bytes:
-                self._rotate()
+                os.rename(self._name, f"{self._name}.1", src_dir_fd=self._directory, dst_dir_fd=self._directory)
+                before = self._file
+                if self._open(self._name):
+                    os.close(before)
+                else:
+                    self._file = before
             os.write(self._file, output)
 
     def close(self) -> None:
         """Close the log."""
-        for descriptor in (getattr(self, "_file", -1), self._directory):
+        for descriptor in (self._file, self._directory):
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self._directory = -1
@@ -76,22 +85,3 @@ class OutputLog:
         os.fchmod(self._file, 0o600)
         self._name = name
         return True
-
-    def _rotate(self) -> None:
-        os.rename(self._name, f"{self._name}.1", src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        before = self._file
-        if self._open(self._name):
-            os.close(before)
-        else:
-            self._file = before
-
-
-def _open_directory(path: Path) -> int:
-    """Make the directory if it is missing, and open it. Raises OSError if others can write to it."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=True)
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if not is_own(os.fstat(descriptor), stat.S_IFDIR):
-        os.close(descriptor)
-        raise PermissionError(1, "the directory belongs to another user, or others can write to it", str(path))
-    return descriptor
