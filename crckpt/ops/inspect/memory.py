@@ -87,11 +87,11 @@ class Memory:
 
         Each is valid until the next one is read. Takes bounded memory, however large the region is: see `Reader`.
         """
-        return add_addresses(region.extents, self._reading.parts(as_stored_file(region.extents)))
+        return self._runs(region.extents)
 
     def contents(self, extents: Extents) -> Iterator[memoryview]:
         """Yield the pages of these extents in order, without zeros. Each is valid until the next one is read."""
-        return (content for _, content in self._reading.parts(as_stored_file(extents)))
+        return (content for _, content in self._reading.parts(_as_stored_file(extents)))
 
     def read(self, address: int, length: int) -> bytes:
         """Read `length` bytes at an address; fewer if a page is not mapped, or the checkpoint does not have it.
@@ -118,14 +118,36 @@ class Memory:
         """The bytes of a region from `start` to `stop`, or to the first page that is not known."""
         low, high = start // PAGE_SIZE, -(-stop // PAGE_SIZE)
         if not region.is_zero_elsewhere:
-            high = _first_gap(cut_extents(region.extents, low, high), low)
+            # The first page that the extents lack.
+            known = low
+            for first, count, _, _ in cut_extents(region.extents, low, high).tolist():
+                if first > known:
+                    break
+                known = first + count
+            high = known
         extents = cut_extents(region.extents, low, high)
         pages = bytearray((high - low) * PAGE_SIZE)
-        for address, content in add_addresses(extents, self._reading.parts(as_stored_file(extents))):
+        for address, content in self._runs(extents):
             at = address - low * PAGE_SIZE
             pages[at : at + len(content)] = content
         begin = start - low * PAGE_SIZE
         return bytes(pages[begin : begin + stop - start])
+
+    def _runs(self, extents: Extents) -> Iterator[tuple[int, memoryview]]:
+        """Yield (address, bytes) of the pages of these extents."""
+        first = extents["first"].astype(np.int64)
+        begin = extent_ends(extents) - extents["count"]
+        # Extents that follow each other in memory become one run, wherever the store has them.
+        jumps = np.concatenate(([True], first[1:] != first[:-1] + extents["count"][:-1]))[: len(first)]
+        begins: list[int] = (begin[jumps] * PAGE_SIZE).tolist()
+        addresses: list[int] = (first[jumps] * PAGE_SIZE).tolist()
+        for at, content in self._reading.parts(_as_stored_file(extents)):
+            offset, left = at, content
+            while left:
+                spot = bisect_right(begins, offset) - 1
+                taken = begins[spot + 1] - offset if spot + 1 < len(begins) else len(left)
+                yield addresses[spot] + offset - begins[spot], left[:taken]
+                offset, left = offset + taken, left[taken:]
 
 
 def cut_extents(extents: Extents, low: int, high: int) -> Extents:
@@ -143,26 +165,9 @@ def cut_extents(extents: Extents, low: int, high: int) -> Extents:
     return found
 
 
-def as_stored_file(extents: Extents) -> StoredFile:
+def _as_stored_file(extents: Extents) -> StoredFile:
     """Make a file of these pages for `Reader.parts`."""
     return StoredFile("pages", PAGES, int(extents["count"].sum(dtype=np.int64)) * PAGE_SIZE, "", extents)
-
-
-def add_addresses(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
-    """Turn (offset in the pages of the extents, bytes) into (address, bytes)."""
-    first = extents["first"].astype(np.int64)
-    begin = extent_ends(extents) - extents["count"]
-    # Extents that follow each other in memory become one run, wherever the store has them.
-    jumps = np.concatenate(([True], first[1:] != first[:-1] + extents["count"][:-1]))[: len(first)]
-    begins: list[int] = (begin[jumps] * PAGE_SIZE).tolist()
-    addresses: list[int] = (first[jumps] * PAGE_SIZE).tolist()
-    for at, content in parts:
-        offset, left = at, content
-        while left:
-            spot = bisect_right(begins, offset) - 1
-            taken = begins[spot + 1] - offset if spot + 1 < len(begins) else len(left)
-            yield addresses[spot] + offset - begins[spot], left[:taken]
-            offset, left = offset + taken, left[taken:]
 
 
 def _regions(files: Iterable[StoredFile], process: ImageProcess) -> Iterator[Region]:
@@ -186,12 +191,3 @@ def _regions(files: Iterable[StoredFile], process: ImageProcess) -> Iterator[Reg
         found = cut_extents(extents[source], vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
         found["first"] = found["first"].astype(np.int64) + shift
         yield Region(vma, "" if file is None else file.title, found)
-
-
-def _first_gap(extents: Extents, low: int) -> int:
-    """The first page from `low` on that the extents lack."""
-    for first, count, _, _ in extents.tolist():
-        if first > low:
-            break
-        low = first + count
-    return low

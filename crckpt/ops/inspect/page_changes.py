@@ -82,9 +82,8 @@ def page_changes(before: Memory, after: Memory, numbers: tuple[_PackNumbers, _Pa
     counts[: len(new), 1] = [region.pages for region in new]
     unknown: list[_UnknownPages] = []
     for left, right, low, high in overlaps:
-        cells = _in_both(cut_extents(old[left].extents, low, high), cut_extents(new[right].extents, low, high))
-        both = int(cells[0]["count"].sum(dtype=np.int64))
-        changed, pages = _compare_places(cells, numbers)
+        one, two = (cut_extents(region.extents, low, high) for region in (old[left], new[right]))
+        both, changed, pages = _compare_places(one, two, numbers)
         counts[right, :2] += (changed, -both)
         counts[heirs[left], 2] -= both
         unknown.append(_UnknownPages(right, *pages))
@@ -131,25 +130,24 @@ def _identity(region: Region) -> tuple[str, str, bool, int]:
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
 
 
-def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
-    """The pages that both have, cut so that each extent of the one has a counterpart in the other."""
-    edges = np.stack((after["first"], after["first"] + after["count"]), axis=1).ravel()
-    pieces, _ = split_extents(before, edges)
-    # Each piece lies in one extent of the other side.
-    return pieces, find_extents(pieces, after)[0]
-
-
 def _compare_places(
-    cells: tuple[Extents, Extents], numbers: tuple[_PackNumbers, _PackNumbers]
-) -> tuple[int, tuple[Extents, Extents]]:
-    """Count the pages that differ for sure, because one of the two is zero, and the pages that may differ."""
-    before, after = cells
-    one, two = (renumber_packs(side, table) for side, table in zip(cells, numbers, strict=True))
+    before: Extents, after: Extents, numbers: tuple[_PackNumbers, _PackNumbers]
+) -> tuple[int, int, tuple[Extents, Extents]]:
+    """Count the pages that both have, and those that differ for sure, because one of the two is zero.
+
+    Also return the pages that may differ: each extent of the one has a counterpart in the other.
+    """
+    edges = np.stack((after["first"], after["first"] + after["count"]), axis=1).ravel()
+    before, _ = split_extents(before, edges)
+    # Each piece lies in one extent of the other side.
+    after = find_extents(before, after)[0]
+    one, two = (renumber_packs(side, table) for side, table in zip((before, after), numbers, strict=True))
     # The store keeps no page of zeros, so a page that it has is not zero.
     zeros = (before["pack"] == ZERO).astype(np.int8) + (after["pack"] == ZERO)
     same = (zeros == 2) | ((one["pack"] == two["pack"]) & (one["page"] == two["page"]))
     is_unknown = (zeros == 0) & ~same
-    return int(before["count"][zeros == 1].sum(dtype=np.int64)), (before[is_unknown], after[is_unknown])
+    both, changed = (int(counts.sum(dtype=np.int64)) for counts in (before["count"], before["count"][zeros == 1]))
+    return both, changed, (before[is_unknown], after[is_unknown])
 
 
 def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages], rows: int) -> Positions:

@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 
 from crckpt.criu.command import option_words
-from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import is_socket
 from crckpt.ops.inspect.images import read_image_tree
@@ -63,6 +62,13 @@ def show(context: Context, ref: str) -> CheckpointDetail:
         index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
         move = find_marks(repository, (checkpoint,)).get(checkpoint.id)
+    # Each path once, with its first use. Directories and devices are files too.
+    used, files = file_uses(tree), dict[str, FileDetail]()
+    for file in tree.regular_files:
+        # `append` is shown because CRIU does not check the size of such a file: it may have grown.
+        state = "deleted" if file.is_deleted else "append" if file.is_append_only else ""
+        size = file.remap.size if file.remap is not None else file.size
+        files.setdefault(file.path, FileDetail(file.path, state, size, used.get(file.id, "")))
     # Taken from the index, so that no page is read and numpy is not loaded.
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
     # An imported checkpoint has none.
@@ -85,18 +91,6 @@ def show(context: Context, ref: str) -> CheckpointDetail:
             )
             for process in tree.processes
         ),
-        files=_files(tree),
+        files=tuple(files.values()),
         sockets=tuple(file.title for file in tree.files if is_socket(file)),
     )
-
-
-def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
-    """Each path once, with its first use. Directories and devices are files too."""
-    used = file_uses(tree)
-    found: dict[str, FileDetail] = {}
-    for file in tree.regular_files:
-        # `append` is shown because CRIU does not check the size of such a file: it may have grown.
-        state = "deleted" if file.is_deleted else "append" if file.is_append_only else ""
-        size = file.remap.size if file.remap is not None else file.size
-        found.setdefault(file.path, FileDetail(file.path, state, size, used.get(file.id, "")))
-    return tuple(found.values())
