@@ -56,21 +56,18 @@ def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> Found
     if not found:
         what = "no restored program has a new terminal" if name is None else f"{name} has no terminal to attach to"
         others = f"these have: {_names(terminals)}; " if terminals else ""
-        raise TargetNotRunning(what, hint=others + _how_to_get_one(name))
+        if name is None:
+            how = "crckpt restore JOB --tty new"
+        elif name.isdecimal():
+            how = f"crckpt dump {int(name)} JOB --stop; crckpt restore JOB --tty new"
+        else:
+            job = shlex.quote(name)
+            how = f"crckpt restore {job} --tty new; if it runs, first: crckpt dump PID {job} --stop"
+        raise TargetNotRunning(what, hint=f"{others}a program gets one by its restore: {how}")
     what = "several programs have a terminal" if name is None else f"{name} runs {len(found)} times"
     raise UsageError(
         f"{what}: {_names(found)}", hint=f"name one by its PID: crckpt attach {found[0].terminal.tree.root}"
     )
-
-
-def _how_to_get_one(name: str | None) -> str:
-    if name is None:
-        return "a program gets one by its restore: crckpt restore JOB --tty new"
-    if name.isdecimal():
-        return f"a program gets one by its restore: crckpt dump {int(name)} JOB --stop; crckpt restore JOB --tty new"
-    job = shlex.quote(name)
-    restore = f"a program gets one by its restore: crckpt restore {job} --tty new"
-    return f"{restore}; if it runs, first: crckpt dump PID {job} --stop"
 
 
 def _is_meant(terminal: HeldTerminal, name: str) -> bool:
