@@ -108,10 +108,16 @@ def report(context: Context, request: ReportRequest) -> Report:
             name: (value if isinstance(value, str) else json.dumps(value, indent=1) + "\n").encode()
             for name, value in parts
         }
-        packed = _pack(contents)
-        write(descriptor, packed, "report")
+        packed, now = io.BytesIO(), int(time.time())
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for name, content in contents.items():
+                # Without owner: the reader need not know who made it.
+                entry = tarfile.TarInfo(f"{_TOP}/{name}")
+                entry.size, entry.mode, entry.mtime = len(content), 0o600, now
+                archive.addfile(entry, io.BytesIO(content))
+        write(descriptor, packed.getvalue(), "report")
     members = tuple(Member(name, len(content)) for name, content in contents.items())
-    return Report(request.output, len(packed), request.with_secrets, members, failed)
+    return Report(request.output, len(packed.getvalue()), request.with_secrets, members, failed)
 
 
 def _parts(context: Context, request: ReportRequest) -> Iterator[tuple[str, Callable[[], _Files]]]:
@@ -281,14 +287,3 @@ def _hider(host: str) -> Callable[[object], object]:
         return content
 
     return hide
-
-
-def _pack(contents: Mapping[str, bytes]) -> bytes:
-    packed, now = io.BytesIO(), int(time.time())
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, content in contents.items():
-            # Without owner: the reader need not know who made it.
-            entry = tarfile.TarInfo(f"{_TOP}/{name}")
-            entry.size, entry.mode, entry.mtime = len(content), 0o600, now
-            archive.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()

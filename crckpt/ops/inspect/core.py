@@ -32,7 +32,7 @@ from crckpt.ops.context import Context, Progress
 from crckpt.ops.failures import full_disk_reported
 from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import ElfSegment, Layout
-from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.images import opened_checkpoint
 from crckpt.ops.inspect.memory import Memory, Region
 from crckpt.store import open_reader, read_file
 
@@ -60,10 +60,8 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
     Takes bounded memory. Raises UsageError if there is no such process, it has no memory or is not x86-64, or if the
     file cannot be made, or exists and `force` is not given; NoSuchCheckpoint, IntegrityError.
     """
-    repository = context.repository()
-    with repository.shared():
-        checkpoint = repository.get(repository.resolve(ref))
-        process = _choose_process(read_image_tree(repository, checkpoint), pid)
+    with opened_checkpoint(context, ref) as (repository, checkpoint, tree):
+        process = _choose_process(tree, pid)
         target = _check_target(output or Path(f"core.{process.pid}"), force=force)
         names = (f"core-{thread.tid}.img" for thread in process.threads)
         registers = tuple(read_registers(read_file(repository, checkpoint, name), name) for name in names)

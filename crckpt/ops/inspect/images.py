@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from crckpt.images.pipes import PipeContent, read_pipe_contents
 from crckpt.images.repairs import repair_image
 from crckpt.images.tree import ImageTree, read_tree
-from crckpt.ops.context import Progress
+from crckpt.ops.context import Context, Progress
 from crckpt.store import Checkpoint, Repository, file_names, materialise, read_file
+
+
+@contextmanager
+def opened_checkpoint(context: Context, ref: str) -> Iterator[tuple[Repository, Checkpoint, ImageTree]]:
+    """Read the tree of a checkpoint, which stays in the store meanwhile. Raises NoSuchCheckpoint, IntegrityError."""
+    repository = context.repository()
+    with repository.shared():
+        checkpoint = repository.get(repository.resolve(ref))
+        yield repository, checkpoint, read_image_tree(repository, checkpoint)
 
 
 def read_image_tree(repository: Repository, checkpoint: Checkpoint) -> ImageTree:

@@ -21,7 +21,7 @@ from crckpt.ops.inspect.descriptors import (
     open_files,
     socket_section,
 )
-from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.images import opened_checkpoint
 from crckpt.ops.inspect.memory import Memory
 from crckpt.store import Checkpoint, open_reader, read_file
 
@@ -106,10 +106,7 @@ def sections(
     env: bool = False,
 ) -> Sections:
     """Read these sections of a checkpoint. Environments may be secret. Raises NoSuchCheckpoint, IntegrityError."""
-    repository = context.repository()
-    with repository.shared():
-        checkpoint = repository.get(repository.resolve(ref))
-        tree = read_image_tree(repository, checkpoint)
+    with opened_checkpoint(context, ref) as (repository, checkpoint, tree):
         opened = open_files(tree)
         with open_reader(repository, checkpoint) as reading:
             return Sections(

@@ -10,7 +10,7 @@ from msgspec import Struct
 from crckpt.criu.command import option_words
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.descriptors import is_socket
-from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.images import opened_checkpoint
 from crckpt.preflight.restore.files import file_uses
 from crckpt.store import Checkpoint
 from crckpt.store.move_status import MoveStatus, find_marks
@@ -54,10 +54,7 @@ class CheckpointDetail(Struct, frozen=True):
 
 def show(context: Context, ref: str) -> CheckpointDetail:
     """Read a checkpoint's images and describe it. Raises NoSuchCheckpoint, IntegrityError."""
-    repository = context.repository()
-    with repository.shared():
-        checkpoint = repository.get(repository.resolve(ref))
-        tree = read_image_tree(repository, checkpoint)
+    with opened_checkpoint(context, ref) as (repository, checkpoint, tree):
         details = read_details(repository, checkpoint)
         index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from crckpt.errors import UsageError
 from crckpt.ops.context import Context
-from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.inspect.images import opened_checkpoint
 from crckpt.ops.inspect.memory import Memory
 from crckpt.store import open_reader
 
@@ -51,17 +51,16 @@ def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
 
 
 def _search(context: Context, ref: str, pattern: re.Pattern[bytes]) -> Iterator[Match]:
-    repository = context.repository()
-    with repository.shared():
-        checkpoint = repository.get(repository.resolve(ref))
-        processes = read_image_tree(repository, checkpoint).processes
-        with open_reader(repository, checkpoint) as reading:
-            for process in processes:
-                memory = Memory(reading, process)
-                for region in memory.regions:
-                    where = process.pid, process.comm, region.vma.start, region.vma.end, region.label
-                    for address, found in matches(memory.runs(region), pattern):
-                        yield Match(*where, address, found.decode("utf-8", "backslashreplace"))
+    with (
+        opened_checkpoint(context, ref) as (repository, checkpoint, tree),
+        open_reader(repository, checkpoint) as reading,
+    ):
+        for process in tree.processes:
+            memory = Memory(reading, process)
+            for region in memory.regions:
+                where = process.pid, process.comm, region.vma.start, region.vma.end, region.label
+                for address, found in matches(memory.runs(region), pattern):
+                    yield Match(*where, address, found.decode("utf-8", "backslashreplace"))
 
 
 def matches(runs: Iterable[tuple[int, memoryview]], pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
