@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 
 from crckpt.cli import find_command
-from crckpt.cli.help import UNLISTED, HelpfulCommand, HelpfulGroup
+from crckpt.cli.help import UNLISTED, HelpfulCommand, HelpfulGroup, InvalidCommandLine
 from crckpt.cli.output import discard, error_document, error_text, form
 from crckpt.errors import CommandFailure, CrckptError, HostCannot, Interrupted, StoreUnusable, UsageError
 from crckpt.host import cold_start
@@ -123,10 +123,6 @@ def make_parser(command: str) -> Any:
     return typer.main.get_command(make_app(command)).commands[command]  # type: ignore[attr-defined]
 
 
-# What typer raises for an invalid command line; it has no public name for it.
-_InvalidCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, and return its exit code."""
     if not arguments:
@@ -152,8 +148,8 @@ def run(arguments: Sequence[str]) -> int:
             cold_start.note(command)
     except (CrckptError, Interrupted) as error:
         return _report(error)
-    except _InvalidCommandLine as error:
-        # Rare, and it compiles patterns.
+    except InvalidCommandLine as error:
+        # Rarely needed.
         from crckpt.cli.parser_errors import invalid_command_line
 
         return _report(invalid_command_line(error, command, COMMANDS))

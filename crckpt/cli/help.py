@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from crckpt.cli.output import form
@@ -35,6 +36,9 @@ _LONGEST_LABEL: Final = 20
 _BOLD: Final = re.compile(r"\*\*(.+?)\*\*|`(.+?)`")
 _MARKED: Final = re.compile("\x01(.*?)\x02")
 
+InvalidCommandLine: Any = typer.BadParameter.__bases__[0]
+"""What typer raises for an invalid command line; it has no public name for it."""
+
 Row = tuple[str, str]
 """A label, and the text beside it."""
 
@@ -52,6 +56,22 @@ class HelpfulCommand(TyperCommand):
         if settings.get("name") not in UNLISTED:
             own.insert(0, _make_flag("--json", help="Print one JSON document instead of text."))
         super().__init__(*arguments, params=[*params, *own], **settings)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As the base, but raise UsageError for surplus arguments, and have errors know their command."""
+        # The parser's own error has these arguments only in its text.
+        ctx.allow_extra_args = True
+        try:
+            extra = super().parse_args(ctx, args)
+        except InvalidCommandLine as error:
+            error.ctx = error.ctx or ctx
+            raise
+        if extra:
+            # Rarely needed.
+            from crckpt.cli.parser_errors import too_many_arguments
+
+            raise too_many_arguments(extra, ctx.command.name)
+        return extra
 
     def get_help(self, ctx: Any) -> str:
         """Return the whole help text."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Final
@@ -10,25 +9,8 @@ from typing import Any, Final
 from crckpt.cli.help import UNLISTED
 from crckpt.errors import UsageError
 
-# The parser's words: of typer 0.28 (`_click/exceptions.py`, `_click/types.py`), and of the click that typer 0.20 uses.
-_EXTRA: Final = re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.+)\)")
-_OTHERS: Final = (
-    (re.compile(r"Missing argument '(.+)'\."), r"\1 is missing"),
-    (re.compile(r"Option '(.+)' requires an argument\."), r"\1 needs a value"),
-    (re.compile(r"Option '(.+)' does not take a value\."), r"\1 takes no value"),
-    (re.compile(r"Invalid value for '(.+?)': (\S+) is not in the range x>=(-?\d+)\."), r"\1: \2 is less than \3"),
-    (
-        re.compile(r"Invalid value for '(.+?)': (\S+) is not in the range (-?\d+)<=x<=(-?\d+)\."),
-        r"\1: \2 is not between \3 and \4",
-    ),
-    (
-        re.compile(r"Invalid value for '(.+?)': (.+) is not a valid int(?:eger)?(?: range)?\."),
-        r"\1: \2 is not a whole number",
-    ),
-    (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid float\."), r"\1: \2 is not a number"),
-    # Last: it matches what those above match, too.
-    (re.compile(r"Invalid value for '(.+?)': (.+?)\.?"), r"\1: \2"),
-)
+# The parser's names of types.
+_NUMBERS: Final = {"int": "a whole number", "integer": "a whole number", "float": "a number"}
 
 _WITH_TARGET: Final = ("doctor", "dump", "pre-dump")
 
@@ -71,16 +53,33 @@ def invalid_command_line(error: Any, command: str, commands: Collection[str]) ->
         everything = f"all options: {hint}" if command else f"options of a command come after it: {hint}"
         near = _closest(error.option_name, sorted(error.possibilities or ()))
         return UsageError(f"there is no option {error.option_name}", hint=_hint(near, everything))
-    message = error.format_message()
-    if found := _EXTRA.fullmatch(message):
-        # $(pgrep NAME) may find several PIDs.
-        one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
-        return UsageError(f"there are too many arguments: {found[1]}", hint=f"{one}{hint}")
-    for pattern, words in _OTHERS:
-        if found := pattern.fullmatch(message):
-            return UsageError(found.expand(words), hint=hint)
-    # Another release of typer may use other words: they are better than none.
-    return UsageError(message, hint=hint)
+    return UsageError(_describe(error), hint=hint)
+
+
+def too_many_arguments(extra: Sequence[str], command: str) -> UsageError:
+    """Make the error for the words after the last argument of this command."""
+    # $(pgrep NAME) may find several PIDs.
+    one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
+    return UsageError(f"there are too many arguments: {' '.join(extra)}", hint=f"{one}crckpt help {command}")
+
+
+def _describe(error: Any) -> str:
+    """Say what is wrong with a value, or with a missing one. Each class of the parser has attributes of its own."""
+    if hasattr(error, "option_name"):
+        parameters = error.ctx.command.params if error.ctx is not None else ()
+        with_value = [name for each in parameters if not getattr(each, "is_flag", False) for name in each.opts]
+        return f"{error.option_name} {'needs a value' if error.option_name in with_value else 'takes no value'}"
+    parameter = getattr(error, "param", None)
+    if parameter is None:
+        return str(error.format_message())
+    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.human_readable_name
+    if hasattr(error, "param_type"):
+        return f"{name} is missing"
+    if (number := _NUMBERS.get(parameter.type.name.removesuffix(" range"))) is None:
+        return f"{name}: {error.message.removesuffix('.')}"
+    least, most = getattr(parameter.type, "min", None), getattr(parameter.type, "max", None)
+    limits = "" if least is None else f" of at least {least}" if most is None else f" between {least} and {most}"
+    return f"{name} needs {number}{limits}"
 
 
 def _closest(option: str, near: Sequence[str]) -> list[str]:

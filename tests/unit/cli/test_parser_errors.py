@@ -36,13 +36,14 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
         ),
         ("trackers --end all", "there is no command trackers", "did you mean crckpt ps?"),
         ("dump 5 --tag", "--tag needs a value", "crckpt help dump"),
+        ("--version=3", "--version takes no value", "crckpt help"),
         ("dump 5 --stop=3", "--stop takes no value", "crckpt help dump"),
-        ("dump 5 --max-rounds 0", "--max-rounds: 0 is less than 1", "crckpt help dump"),
-        ("dump 5 --max-rounds x", "--max-rounds: 'x' is not a whole number", "crckpt help dump"),
-        ("dump 5 --compress 99", "--compress: 99 is not between -7 and 19", "crckpt help dump"),
+        ("dump 5 --max-rounds 0", "--max-rounds needs a whole number of at least 1", "crckpt help dump"),
+        ("dump 5 --max-rounds x", "--max-rounds needs a whole number of at least 1", "crckpt help dump"),
+        ("dump 5 --compress 99", "--compress needs a whole number between -7 and 19", "crckpt help dump"),
         ("dump 5 --tcp so", "--tcp: 'so' is not one of 'keep', 'close'", "crckpt help dump"),
-        ("core a b", "PID: 'b' is not a whole number", "crckpt help core"),
-        ("rehearse a --seconds x", "--seconds: 'x' is not a number", "crckpt help rehearse"),
+        ("core a b", "PID needs a whole number", "crckpt help core"),
+        ("rehearse a --seconds x", "--seconds needs a number", "crckpt help rehearse"),
     ],
 )
 def test_each_parser_error_is_reworded(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,13 +72,6 @@ def test_near_options_are_suggested(near: list[str] | None, hint: str) -> None:
     assert (error.message, error.hint) == ("there is no option --x", hint)
 
 
-@pytest.mark.parametrize(
-    ("parser_message", "message"),
-    [
-        ("Invalid value for 'PID': 'b' is not a valid integer.", "PID: 'b' is not a whole number"),
-        ("something new", "something new"),
-    ],
-)
-def test_wordings_of_other_parser_releases_are_known(parser_message: str, message: str) -> None:
-    error = invalid_command_line(SimpleNamespace(format_message=lambda: parser_message), "dump", ["dump"])
-    assert (error.message, error.hint) == (message, "crckpt help dump")
+def test_unknown_class_of_parser_error_keeps_its_words() -> None:
+    error = invalid_command_line(SimpleNamespace(format_message=lambda: "something new"), "dump", ["dump"])
+    assert (error.message, error.hint) == ("something new", "crckpt help dump")
