@@ -187,6 +187,8 @@ class RemoteError(CrckptError):
     """The other side of a migration failed or cannot be reached. Nothing was moved: the tree keeps running here."""
 
     exit_code = 30
+    from_peer = False
+    """Whether the other side has sent it: the connection works."""
 
 
 class MoveInDoubt(CrckptError):

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from crckpt.causes import Finding, Refusal
 from crckpt.cli.format import finding_lines, on_one_line
-from crckpt.errors import CommandFailure, CrckptError, PreflightRefused
+from crckpt.errors import CommandFailure, CrckptError, PreflightRefused, RemoteError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,9 @@ def discard(stream: TextIO) -> None:
 
 def error_document(error: CommandFailure) -> dict[str, object]:
     """A failure as JSON."""
-    content = {"code": error.exit_code, "message": error.message, "hint": error.hint, "causes": list(error.causes)}
+    content = {"code": error.exit_code, **pick(error, "message", "hint", "causes")}
+    if isinstance(error, RemoteError):
+        content["from_peer"] = error.from_peer
     return {"schema": SCHEMA, "command": form.command, "status": "error", "error": content}
 
 

@@ -169,8 +169,10 @@ def holds_at(
     if not can_hold(directory.parent, program):
         raise HostCannot(
             f"{directory} is mounted noexec, but CRIU must run a script there",
-            hint="install crckpt with a C compiler (gcc), or name a directory on another mount: "
-            f"{name_store()}, or for a restore from a store that cannot be written --staging DIR",
+            hint=name_store(
+                "install crckpt with a C compiler (gcc), or name a directory on another mount: for a restore from a "
+                "store that cannot be written --staging DIR, else"
+            ),
         )
     directory.mkdir(mode=0o700)
     # Relative to CRIU's work directory, so that no mount of the tree can hide it.

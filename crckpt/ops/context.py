@@ -74,7 +74,7 @@ def require_writable_store(context: Context) -> None:
     if space.is_read_only(above):
         raise StoreUnusable(
             f"the store {context.store} cannot be made: {above} is on a read-only mount",
-            hint=f"name another store: {name_store()}",
+            hint=name_store(),
         )
 
 

@@ -46,9 +46,7 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, StoreId]:
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.EROFS):
             raise
-        raise StoreUnusable(
-            f"the store {root} cannot be used: {error.strerror}", hint=f"name another store: {name_store()}"
-        ) from error
+        raise StoreUnusable(f"the store {root} cannot be used: {error.strerror}", hint=name_store()) from error
 
 
 def new_description() -> bytes:

@@ -45,9 +45,9 @@ except CommandFailure as error:
 RECEIVE = f"""#!{sys.executable}
 import socket
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Hello, Sent
+from crckpt.migrate.wire.messages import PROTOCOL, Hello, Sent
 with Connection(0, 1, "source") as connection:
-    connection.send(Hello(1, "0", socket.gethostname(), "", 1, 2, "x86_64", "6", (), "", 7))
+    connection.send(Hello(PROTOCOL, "0", socket.gethostname(), "", 1, 2, "x86_64", "6", (), "", 7))
     connection.receive(Sent)
 """
 

@@ -14,7 +14,7 @@ from crckpt.migrate.wire.frames import MESSAGE, make_frame
 from crckpt.migrate.wire.messages import Hello, MoveMessage, PackMessage
 from crckpt.migrate.wire.writer import Bandwidth
 
-HELLO = Hello(1, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
+HELLO = Hello(messages.PROTOCOL, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
 MOVE = "0123456789abcdef"
 DIGEST = "cd" * 32
 PACK = PackMessage(3, DIGEST, 1000)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from typing import Final
 
-REMOTE_STORE: Final = "--remote-store DIR"
+
+class SourceHint(str):
+    """A hint of the destination of a move, for the user of its source: it names an option that is typed there."""
+
+    __slots__ = ()
 
 
 class _Typed:
@@ -29,12 +32,12 @@ def advise_sudo() -> str:
     return shlex.join(("sudo", *named, "crckpt", *_Typed.arguments))
 
 
-def name_store() -> str:
-    """Name the option for the store of this host."""
-    return REMOTE_STORE if _Typed.is_remote else "--store DIR"
+def name_store(advice: str = "name another store") -> str:
+    """Return the hint to follow this advice by the option for the store of this host."""
+    return SourceHint(f"{advice}: --remote-store DIR") if _Typed.is_remote else f"{advice}: --store DIR"
 
 
 def advise_space() -> str:
     """Advise what to do about a full store."""
     there = " there" if _Typed.is_remote else ""
-    return f"free space{there} (crckpt rm, crckpt gc), or use a store on a larger disk: {name_store()}"
+    return name_store(f"free space{there} (crckpt rm, crckpt gc), or use a store on a larger disk")

@@ -154,9 +154,8 @@ class _Moves:
             move.end()
             outcome = move.read_outcome(self._repository)
             self._end(outcome)
-            # An error that the other host has sent begins with it.
             error = move.error
-            is_unconnected = error and error.code in _OF_CONNECTION and not error.message.startswith(f"{self._host}: ")
+            is_unconnected = error and error.code in _OF_CONNECTION and not error.from_peer
             self._unconnected = self._unconnected + 1 if is_unconnected else 0
             if self._unconnected >= _MOST_UNCONNECTED:
                 # Each would try for seconds, and find the same.
@@ -263,6 +262,7 @@ class _Error(Struct, frozen=True):
     message: str
     hint: str
     causes: tuple[str, ...]
+    from_peer: bool = False
 
 
 class _Document(Struct, frozen=True):

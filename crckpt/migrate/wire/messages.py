@@ -34,13 +34,13 @@ from msgspec import Meta, Struct
 
 from crckpt.causes import Finding
 from crckpt.errors import CommandFailure, IntegrityError, PreflightRefused, RemoteError, error_text
-from crckpt.host.process.typed_command import REMOTE_STORE
+from crckpt.host.process.typed_command import SourceHint
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, MoveId, Pid
 from crckpt.store.move_states import State
 
 T = TypeVar("T")
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The version of the frames and messages: two crckpts with different ones refuse each other."""
 
 MOST_BYTES: Final = 48 << 20
@@ -267,23 +267,27 @@ class Aborted(MoveMessage, frozen=True):
 
 
 class Failed(MoveMessage, frozen=True):
-    """An error of the side that sends it, as `CommandFailure`. `code` is the exit code that a command would have."""
+    """An error of the side that sends it, as `CommandFailure`. `code` is the exit code that a command would have.
+
+    `is_for_source`: the hint is followed where the move was typed.
+    """
 
     code: Annotated[int, Meta(ge=0, le=255)]
     message: Text
     hint: Text = ""
     causes: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
     causes_said: Count = 0
+    is_for_source: bool = False
 
     def to_error(self, side: str) -> RemoteError | PreflightRefused:
         """Make the error of this side from it; `side` names the other one."""
-        # Its store is named by an option of this side.
-        is_typed_there = self.hint and REMOTE_STORE not in self.hint
-        hint = f"on {side}: {self.hint}" if is_typed_there else self.hint
+        said = f"{side}: {self.message}"
+        hint = f"on {side}: {self.hint}" if self.hint and not self.is_for_source else self.hint
         # What is refused there has changed nothing, on either side.
-        kind = PreflightRefused if self.code == PreflightRefused.exit_code else RemoteError
-        error = kind(f"{side}: {self.message}", hint=hint, causes=self.causes)
-        error.causes_said = self.causes_said
+        if self.code == PreflightRefused.exit_code:
+            return PreflightRefused(said, hint=hint, causes=self.causes)
+        error = RemoteError(said, hint=hint, causes=self.causes, causes_said=self.causes_said)
+        error.from_peer = True
         return error
 
 
@@ -361,8 +365,14 @@ def decode_content(content: bytes, decoder: msgspec.msgpack.Decoder[T], what: st
 def make_failed(error: CommandFailure | OSError) -> Failed:
     """Make the message for an error."""
     if isinstance(error, CommandFailure):
-        causes = tuple(map(cut_text, error.causes[:1000]))
-        return Failed(error.exit_code, cut_text(error.message), cut_text(error.hint), causes, error.causes_said)
+        return Failed(
+            error.exit_code,
+            cut_text(error.message),
+            cut_text(error.hint),
+            tuple(map(cut_text, error.causes[:1000])),
+            error.causes_said,
+            isinstance(error.hint, SourceHint),
+        )
     return Failed(RemoteError.exit_code, cut_text(error_text(error)))
 
 

@@ -124,15 +124,15 @@ def _create(root: Path, description: bytes) -> None:
 def _check_is_store(root: Path) -> None:
     is_empty = root.is_dir() and os.access(root, os.R_OK) and not any(root.iterdir())
     if not root.exists() or is_empty:
-        hint = f"crckpt dump makes one; if your store is elsewhere, name it: {name_store()}"
+        hint = name_store("crckpt dump makes one; if your store is elsewhere, name it")
         if os.geteuid() != 0:
-            hint = f"for root's store: {advise_sudo()}; or name another: {name_store()}"
+            hint = name_store(f"for root's store: {advise_sudo()}; or name another")
         empty = ": the directory is empty" if is_empty else ""
         raise StoreUnusable(f"there is no store at {root}{empty}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():
         raise StoreUnusable(
             f"{root} is not a store of crckpt",
-            hint=f"name a store, or an empty directory for a new one: {name_store()}",
+            hint=name_store("name a store, or an empty directory for a new one"),
         )
     _check_owner_and_mode(root)
 
@@ -140,13 +140,12 @@ def _check_is_store(root: Path) -> None:
 def _check_owner_and_mode(root: Path) -> None:
     status, quoted = root.stat(), shlex.quote(str(root))
     if status.st_uid not in (0, os.geteuid()):
-        name_another = f"name a store of your own: {name_store()}"
         change = f"cp -R {quoted} DIR, and use that" if space.is_read_only(root) else f"chown -R root {quoted}"
         # Root may follow the hint, which does not change what is in the store.
         warning = "; a restore would run what this user has put there, as root" if os.geteuid() == 0 else ""
         raise StoreUnusable(
             f"the store {root} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}{warning}",
-            hint=change if os.geteuid() == 0 else name_another,
+            hint=change if os.geteuid() == 0 else name_store("name a store of your own"),
         )
     # A backup, a snapshot or root's store that others can read is used as it is: to refuse it would protect nothing.
     is_kept_from_others = status.st_uid == os.geteuid() and not find_write_refusal(root)
@@ -170,15 +169,14 @@ def find_write_refusal(root: Path) -> str:
 def make_write_error(root: Path, refusal: str) -> StoreUnusable:
     """Make the error for a store to which this process cannot write; `refusal` is as of `find_write_refusal`."""
     may_sudo = os.geteuid() != 0 and not space.is_read_only(root)
-    another = f"name another store: {name_store()}"
-    hint = f"{advise_sudo()}; or {another}" if may_sudo else another
+    hint = name_store(f"{advise_sudo()}; or name another store") if may_sudo else name_store()
     return StoreUnusable(f"the store {root} cannot be written: {refusal}", hint=hint)
 
 
 def make_read_error(root: Path) -> StoreUnusable:
     """Make the error for a store at `root` of which this process may not read something."""
     user = os.geteuid()
-    hint = advise_sudo() if user != 0 else f"name another store: {name_store()}"
+    hint = advise_sudo() if user != 0 else name_store()
     with suppress(OSError):
         status = root.stat()
         if not os.access(root, os.R_OK | os.X_OK, effective_ids=True) and status.st_uid != user:

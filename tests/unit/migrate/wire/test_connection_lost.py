@@ -88,13 +88,13 @@ def test_unreceived_messages_do_not_fill_memory() -> None:
 
 def test_other_protocol_is_refused() -> None:
     with half_connected() as (source, _, writes):
-        later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "9.1", "hostname": 5}
+        later = {**msgspec.to_builtins(HELLO), "protocol": 3, "version": "9.1", "hostname": 5}
         writes.write(frame(MESSAGE, msgspec.msgpack.encode(later)))
         with pytest.raises(RemoteError) as caught:
             source.receive(Hello)
     assert caught.value.message == (
-        "destination has crckpt 9.1, which speaks version 2 of the migration protocol; "
-        "crckpt on this host speaks version 1"
+        "destination has crckpt 9.1, which speaks version 3 of the migration protocol; "
+        "crckpt on this host speaks version 2"
     )
     assert caught.value.hint == "install the same version of crckpt on both hosts"
 

@@ -146,10 +146,10 @@ def test_unknown_keys_are_ignored() -> None:
 
 @pytest.mark.parametrize("change", [{}, {"uptime_s": "long"}, {"hostname": None}])
 def test_other_protocol_is_recognized_by_any_hello(change: dict[str, object]) -> None:
-    later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "0.9", **change}
+    later = {**msgspec.to_builtins(HELLO), "protocol": messages.PROTOCOL + 1, "version": "0.9", **change}
     with pytest.raises(OtherProtocol) as caught:
         decode(msgspec.msgpack.encode(later))
-    assert caught.value.args == (2, "0.9")
+    assert caught.value.args == (messages.PROTOCOL + 1, "0.9")
 
 
 def test_damaged_hello_is_not_another_protocol() -> None:
@@ -180,6 +180,7 @@ def test_only_a_refusal_keeps_its_exit_code() -> None:
     for failure in (RestoreFailed("it was not restored"), HostCannot("there is no CRIU"), StoreUnusable("it is full")):
         error = make_failed(failure).to_error("there")
         assert isinstance(error, RemoteError)
+        assert error.from_peer
         assert error.message == f"there: {failure.message}"
 
 
