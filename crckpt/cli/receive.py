@@ -7,6 +7,7 @@ from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.errors import UsageError
+from crckpt.ops.context import Context
 
 
 def receive(
@@ -23,8 +24,11 @@ def receive(
             "crckpt receive is started by crckpt migrate, over ssh",
             hint="on the host that has the process: crckpt migrate TARGET HOST",
         )
-    options.require_root("to receive a process")
 
     from crckpt.migrate.session import serve
 
-    serve(options.make_context(store, criu=criu, config=config))
+    def make_context() -> Context:
+        options.require_root("to receive a process")
+        return options.make_context(store, criu=criu, config=config)
+
+    serve(make_context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -162,8 +162,11 @@ def _pass_gate(
     return found
 
 
-def serve(context: Context) -> None:
-    """Receive processes over the standard input and output, until the source ends the connection."""
+def serve(make_context: Callable[[], Context]) -> None:
+    """Receive processes over the standard input and output, until the source ends the connection.
+
+    The source is told why there is no context or no store.
+    """
     # Nothing else may be written there.
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -171,12 +174,15 @@ def serve(context: Context) -> None:
     os.dup2(2, 1)
     with Connection(incoming, outgoing, "the source") as connection, ExitStack() as stack:
         hello = connection.receive(messages.Hello)
+        what = "crckpt receive"
         try:
+            context = make_context()
+            what = f"the store {context.store}"
             repository = stack.enter_context(_opened_store(context, is_check=hello.is_check))
             connection.send(make_hello(context, repository))
             destination = Destination(context, repository, connection, hello)
         except (CrckptError, OSError) as error:
-            failure = to_crckpt_error(error, HostCannot, f"the store {context.store}")
+            failure = to_crckpt_error(error, HostCannot, what)
             connection.send(messages.make_failed(failure))
             raise failure from error
         destination.serve()

@@ -25,6 +25,8 @@ def note_command(arguments: Sequence[str], *, is_remote: bool) -> None:
 
 def advise_sudo() -> str:
     """Advise to run the command again as root: name it, if a user of this host typed it."""
+    if _Typed.is_remote:
+        return SourceHint("log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'")
     if _Typed.arguments is None:
         return "run it again with sudo"
     # sudo(8) takes these variables on its command line, and drops all others that name a store.

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from crckpt import __version__
-from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt, RemoteError, UsageError
+from crckpt.errors import CrckptError, HostCannot, Interrupted, RemoteError, UsageError
 from crckpt.host import machine, proc
 from crckpt.host.disk import space
 from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
@@ -140,9 +140,6 @@ class Remote:
         # Its last words; a connection that ssh shares with others (ControlPersist) may keep the pipe open.
         self._reader.join(_EXPLAIN_S)
         lines = [line.strip() for line in bytes(self._output).decode(errors="replace").splitlines() if line.strip()]
-        if status == MoveInDoubt.exit_code:
-            # The source itself finishes the move, or says how.
-            lines = [line for line in lines if not line.startswith("hint: ")]
         words = "; ".join(lines[-_LINES_SHOWN:])
         return self._explain(status, words) if status else None
 
@@ -173,8 +170,6 @@ class Remote:
         return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=self._advise(status, words))
 
     def _advise(self, status: int, words: str) -> str:
-        if status == HostCannot.exit_code and "root is needed" in words:
-            return "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
         if status == _OF_SUDO and self._program.endswith("sudo"):
             known = (hint.format(host=self._host) for said, hint in _SUDO if said.search(words))
             return next(known, f"see what this says: {self._ssh} {self._crckpt} --version")

@@ -193,7 +193,9 @@ def test_remote_hint_names_the_local_option() -> None:
         note_command((), is_remote=False)
     hint = "free space there (crckpt rm, crckpt gc), or use a store on a larger disk: --remote-store DIR"
     assert make_failed(full).to_error("there").hint == hint
-    assert make_failed(sudo).to_error("there").hint == "on there: run it again with sudo"
+    assert (
+        make_failed(sudo).to_error("there").hint == "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
+    )
 
 
 def test_system_error_has_a_message() -> None:

@@ -213,7 +213,7 @@ def test_output_of_the_other_host_cannot_control_the_terminal(ssh: Callable[[str
         (
             "#!/bin/sh\necho 'crckpt: root is needed to receive a process' >&2\nexit 20\n",
             "status 20: crckpt: root is needed to receive a process",
-            "--remote-crckpt 'sudo crckpt'",
+            "crckpt doctor",
         ),
         (
             "#!/bin/sh\nexit 255\n",
@@ -222,7 +222,7 @@ def test_output_of_the_other_host_cannot_control_the_terminal(ssh: Callable[[str
             "ssh root@there dmesg | grep -i 'killed process'",
         ),
         (
-            "#!/bin/sh\nprintf 'crckpt: only node1 knows\\n  hint: on node1: --resume 12\\n' >&2\nexit 31\n",
+            "#!/bin/sh\necho 'crckpt: only node1 knows' >&2\nexit 31\n",
             "ended with status 31: crckpt: only node1 knows",
             "crckpt doctor",
         ),
@@ -267,6 +267,17 @@ def test_errors_of_sudo_are_explained(
     assert sudo_output in caught.value.message
     assert hint in caught.value.hint
     assert ("NOPASSWD" in hint) == ("NOPASSWD" in caught.value.hint)
+
+
+def test_need_for_root_is_an_answer(ssh: Callable[[], tuple[str, ...]]) -> None:
+    """The command there has not begun to receive, and its error comes as a message all the same."""
+    nobody = f"unshare --user --map-user=65534 --map-group=65534 {shlex.quote(sys.executable)} -P -m crckpt"
+    with connection_to(nobody, ssh()) as connection:
+        connection.send(HELLO)
+        with pytest.raises(RemoteError) as caught:
+            connection.receive(Hello)
+    assert caught.value.message == "root@there: root is needed to receive a process"
+    assert caught.value.hint == "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
 
 
 def test_missing_crckpt_is_reported(ssh: Callable[[], tuple[str, ...]]) -> None:
