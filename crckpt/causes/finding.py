@@ -69,7 +69,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     It is not `sure` if CRIU writes the same for other causes; the message says so too. Values with a meaning of their
     own: `ref` names the checkpoint in commands (empty: it has no name yet, and such remedies are left out), `older`
     offers an older one, `newer_than` is an old release of CRIU, `lacking` what crckpt lacks of the capabilities that
-    the remedy names, `peer` the other host of a move.
+    the remedy names, `peer` the other host of a move, `remedy_of` the key of a cause whose remedy fits better.
     """
 
     key: str
@@ -84,12 +84,12 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     @property
     def says_all(self) -> bool:
         """Whether nobody needs CRIU's own lines, too. A remedy names them by a gap."""
-        return self.sure and _OWN_LINES not in self._cause.remedy
+        return self.sure and _OWN_LINES not in _find_cause(self.key).remedy
 
     @property
     def what(self) -> str:
         """The fact, in words."""
-        cause, known = self._cause, dict(self.values)
+        cause, known = _find_cause(self.key), dict(self.values)
         template, peer = cause.says, ""
         if self.audience in ("move", "there"):
             template = cause.move_says or template
@@ -102,7 +102,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     @property
     def remedy(self) -> str:
         """The remedy, in words; empty if there is none."""
-        cause, known = self._cause, dict(self.values)
+        cause, known = _find_cause(self.get("remedy_of") or self.key), dict(self.values)
         # Programs choose paths, and people copy commands.
         known |= {name: shlex.quote(path) for name, path in known.items() if name in _PATHS}
         template = cause.remedy
@@ -120,13 +120,6 @@ class Finding(Struct, frozen=True, omit_defaults=True):
             remedy = f"{remedy}; or use a newer CRIU than {release}: crckpt install-criu"
         is_typed_there = self.audience == "there" and not (cause.move or cause.section in _OF_MOVES)
         return f"on {known['peer']}: {remedy}" if remedy and is_typed_there else remedy
-
-    @property
-    def _cause(self) -> Cause:
-        # Imported here: a healthy tree needs none of it.
-        from crckpt import causes
-
-        return causes.cause(self.key)
 
     def get(self, name: str) -> str:
         """Return a value, or an empty string."""
@@ -172,6 +165,13 @@ def separate(findings: Iterable[Finding], keys: Sequence[str]) -> tuple[tuple[Fi
     found = tuple(findings)
     warnings = sorted((each for each in found if each.key in keys), key=lambda each: keys.index(each.key))
     return tuple(each for each in found if each.key not in keys), tuple(warnings)
+
+
+def _find_cause(key: str) -> Cause:
+    # Imported here: a healthy tree needs none of it.
+    from crckpt import causes
+
+    return causes.cause(key)
 
 
 def _fill_in(template: str, known: dict[str, str]) -> str:

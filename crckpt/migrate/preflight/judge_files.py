@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import shlex
 import stat
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -61,11 +60,8 @@ _PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "ref
 _OF_ANOTHER: Final = "file-of-another"
 _MOST_IN_USE: Final = 3
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
-_SHARE: Final = "keep it on storage that both hosts mount"
-_COMPLETE: Final = f"send it, and what the program adds to it: --send-files; or {_SHARE}"
 # shm_open(3). Its content is not in the images, because it has a name.
 _NAMED_MEMORY: Final = b"/dev/shm/"
-_ANONYMOUS: Final = "let the program share memory without a name (of postgres: dynamic_shared_memory_type = sysv)"
 
 
 class JudgedFiles(Struct, frozen=True):
@@ -153,21 +149,21 @@ def is_shared(asked: AskedFile, here: LocalFile) -> bool:
 
 def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
     if here is None:
-        advice = {"advice": advise_to_keep(asked)} if asked.is_written else {}
-        return cause("file-missing").finding(**values, **advice)
+        missing = cause("file-missing").finding(**values)
+        return missing.fill(remedy_of=find_cause_of_writing(asked)) if asked.is_written else missing
     finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
     if key == "file-mode":
-        return finding.fill(advice=f"change it there: chmod {asked.mode & 0o7777:04o} {shlex.quote(asked.name)}")
+        return finding.fill(remedy_of="mode-differs", mode=f"{asked.mode & 0o7777:04o}")
     if asked.is_written:
-        return finding.fill(advice=advise_to_keep(asked))
-    return finding.fill(advice="install the same version there") if asked.is_executed else finding
+        return finding.fill(remedy_of=find_cause_of_writing(asked))
+    return finding.fill(remedy_of="program-differs") if asked.is_executed else finding
 
 
-def advise_to_keep(asked: AskedFile) -> str:
-    """Advise how a file that the program writes can be the same on both hosts."""
+def find_cause_of_writing(asked: AskedFile) -> str:
+    """Return the cause whose remedy keeps a file that the program writes the same on both hosts."""
     if asked.path.startswith(_NAMED_MEMORY):
-        return _ANONYMOUS
-    return _COMPLETE if asked.is_log else _SHARE
+        return "written-memory"
+    return "written-log" if asked.is_log else "written-file"
 
 
 def _difference(key: str, asked: AskedFile, here: FileState) -> str:
@@ -189,10 +185,10 @@ def _compare(
         differs = () if is_log or asked.build_id else tuple(_compare_content(asked, here, values))
         yield from differs
         if asked.is_mapped and not asked.digest:
-            yield cause("file-mapped").finding(**values, advice=advise_to_keep(asked))
+            yield cause("file-mapped").finding(**values, remedy_of=find_cause_of_writing(asked))
         elif asked.is_written and all(found.key in _WARNINGS for found in differs):
             same = "size" if is_log else "size and time" if differs else "content"
-            yield cause("file-in-use").finding(**values, same=same, advice=advise_to_keep(asked))
+            yield cause("file-in-use").finding(**values, same=same, remedy_of=find_cause_of_writing(asked))
     if (asked.uid, asked.gid) != (state.owner, here.gid):
         owners = {"here": f"{asked.uid}:{asked.gid}", "there": f"{state.owner}:{here.gid}"}
         yield cause("owner-differs").finding(**values, **owners)

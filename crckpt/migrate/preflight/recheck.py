@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from crckpt.causes import cause
 from crckpt.errors import KEEPS_RUNNING, PreflightRefused, error_text
 from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_digest
@@ -21,7 +22,7 @@ from crckpt.host.proc.file_users import list_writable
 from crckpt.host.proc.status import read_status
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.asked_files import LARGEST_READ, NAMELESS, find_shared_file_systems, limit_time
-from crckpt.migrate.preflight.judge_files import advise_to_keep
+from crckpt.migrate.preflight.judge_files import find_cause_of_writing
 from crckpt.migrate.preflight.questions import AskedFile
 
 Right: TypeAlias = tuple[Literal["user", "group"], int]
@@ -115,7 +116,8 @@ def refuse_changed_files(
     same = compare(files) if files else ()
     for file in compared.files:
         if file.id in changes and file.id not in same:
-            hint = advise_to_keep(file) if file.is_written else "run the command again"
+            again = "run the command again"
+            hint = cause(find_cause_of_writing(file)).finding().remedy if file.is_written else again
             raise _refuse(file.name, changes[file.id][0], hint)
     shared = compared.shared | find_shared_file_systems().keys()
     for name, identity in _list_written(pids):

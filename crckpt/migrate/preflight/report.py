@@ -133,7 +133,7 @@ def judge_growth(growth: Growth, free: int) -> Literal["full", "tight", ""]:
 def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Iterator[Finding]:
     """Put findings of the destination into words for the user here. Raises IntegrityError for what is no finding."""
     for found in findings:
-        if found.key not in CAUSE_BY_KEY:
+        if not CAUSE_BY_KEY.keys() >= {found.key, found.get("remedy_of") or found.key}:
             raise IntegrityError(f"the other host has found what this crckpt does not know: {found.key!r}")
         own = _find_own_address(found.get("host")) if found.key == "address-missing" else {}
         yield found.word_for("there", peer=host, **versions, **own)

@@ -127,3 +127,10 @@ def test_paths_are_quoted_in_suggested_commands() -> None:
         remedy = entry.finding(path=path, log=path).remedy
         assert path not in remedy, entry.key
         assert not re.search(r"mnt\[\S*/", remedy), entry.key
+
+
+def test_remedy_of_another_cause_takes_the_values_of_the_finding() -> None:
+    differs = cause("file-differs").finding(path="/a b", why="x", use="fd 3", remedy_of="mode-differs", mode="0755")
+    there = differs.word_for("there", peer="node2")
+    assert there.what == "node2: /a b is not the same file there: x (fd 3)"
+    assert there.remedy == "change it there: chmod 0755 '/a b'"
