@@ -153,7 +153,7 @@ class Tracker:
         self._in_dump = frozenset(self._members)
         # A process that has just ended could not be attached to, and needs no mention.
         there = {pid: why for pid, why in self._whole.items() if proc.read_process(pid) is not None}
-        whole = tuple(WholeProcess(pid, _clause(pid, why)) for pid, why in there.items())
+        whole = tuple(WholeProcess(pid, f"PID {pid}: {why}") for pid, why in there.items())
         base, why = self.base, self.why_full
         # Until `commit`: the bits that a failed dump has reset are lost.
         self.base, self.why_full = None, "the tracker did not see the end of the last dump or round"
@@ -183,7 +183,7 @@ class Tracker:
         """Return why the root, or any process of `all_of_it`, has no attachment, or an empty string."""
         pids = self._members if all_of_it else (self._root.pid,)
         attachments = ((pid, self._members[pid].attachment) for pid in pids)
-        return next((_clause(pid, why) for pid, why in attachments if isinstance(why, str)), "")
+        return next((f"PID {pid}: {why}" for pid, why in attachments if isinstance(why, str)), "")
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """Return what to add to this CRIU's environment for a dump that `tracks`."""
@@ -227,9 +227,5 @@ class Tracker:
         # Another tracker needs them, or something writes memory unseen.
         for pid, member in self._members.items():
             if isinstance(member.attachment, str) and member.attachment in refusals.NO_RESET:
-                return _clause(pid, member.attachment)
+                return f"PID {pid}: {member.attachment}"
         return refusals.find_unseen_writer(self._members)
-
-
-def _clause(pid: int, why: str) -> str:
-    return why if why.startswith(f"PID {pid} ") else f"PID {pid}: {why}"

@@ -85,7 +85,7 @@ def _take(order: TakeOrder, control: Channel) -> NoReturn:
         except HostCannot as error:
             result = OrderResult(order.process.pid, why=error.message, hint=error.hint)
         except OSError as error:
-            why = f"PID {order.process.pid} cannot be entered: {error.strerror or error}"
+            why = f"it cannot be entered: {error.strerror or error}"
             result = OrderResult(order.process.pid, why=why)
         control.send(result, descriptors)
     finally:

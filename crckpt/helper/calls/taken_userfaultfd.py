@@ -55,7 +55,10 @@ _NUMBERS: Final = {False: _Numbers(9, 11, 28, 206, 207, 209), True: _Numbers(192
 def take_one(
     process: Identity, flags: int = _FLAGS, use: Callable[[ptrace.StoppedThread, int, int], None] | None = None
 ) -> int:
-    """Take a userfaultfd of a process; before that loses its own, `use` gets both. Raises HostCannot, OSError."""
+    """Take a userfaultfd of a process; before that loses its own, `use` gets both.
+
+    Raises OSError, and HostCannot, whose message leaves it to the caller to name the process.
+    """
     pid = process.pid
     with ptrace.stopped(pid, identity=process) as thread:
         make, close = _MAKE_CLOSE[thread.is_compat]
@@ -63,10 +66,10 @@ def take_one(
         if theirs < 0:
             if theirs == -errno.EMFILE:
                 raise HostCannot(
-                    f"PID {pid} has no free file descriptor (RLIMIT_NOFILE)",
+                    "it has no free file descriptor (RLIMIT_NOFILE)",
                     hint=f"prlimit --pid {pid} --nofile=N: raise it",
                 )
-            raise HostCannot(f"userfaultfd is forbidden to PID {pid}: {os.strerror(-theirs)}")
+            raise HostCannot(f"userfaultfd is forbidden to it: {os.strerror(-theirs)}")
         try:
             ours = borrow(pid, theirs)
             if use is not None:
@@ -77,7 +80,7 @@ def take_one(
             if _is_userfaultfd(thread.tid, theirs):
                 thread.system_call(close, theirs)
     if not _is_userfaultfd(os.getpid(), ours):
-        raise HostCannot(f"PID {pid}: another thread has taken the number of crckpt's descriptor", hint="try again")
+        raise HostCannot("another thread has taken the number of crckpt's descriptor", hint="try again")
     return ours
 
 

@@ -71,7 +71,7 @@ def test_process_that_cannot_be_entered_is_dumped_in_full(target: StatementRunne
             began = dump_round(tracker, target.pid, child, name=name)
             assert began.base is not None
             assert [one.pid for one in began.whole] == [child]
-            assert began.whole[0].why.startswith(f"PID {child} has no free file descriptor")
+            assert began.whole[0].why.startswith(f"PID {child}: it has no free file descriptor")
         resource.prlimit(child, resource.RLIMIT_NOFILE, (soft, hard))
         assert [one.pid for one in dump_round(tracker, target.pid, child).whole] == [child], "it is attached only now"
         assert dump_round(tracker, target.pid, child).whole == ()
