@@ -20,8 +20,7 @@ Audience: TypeAlias = Literal["here", "criu", "move", "there"]
 _PATHS: Final = ("path", "log", "name", "directory")
 _OF_MOVES: Final = ("moves", "changed-files")
 """Sections whose words are for users of a move anyway."""
-# Gaps: the host itself; CRIU's lines, which are shown then; the command for a newer CRIU.
-_THIS_HOST: Final = "{this_host|"
+# Gaps: CRIU's lines, which are shown then; the command for a newer CRIU.
 _OWN_LINES: Final = "{own_lines|"
 _NEWER: Final = "{newer|"
 _GAP: Final = re.compile(r"\{([^{}|]+)(?:\|([^{}]*))?\}")
@@ -95,7 +94,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
             template = cause.move_says or template
             known |= {"restore": "the move", "output": "/dev/null"}
         if self.audience == "there" and not cause.of_source:
-            known["this_host"] = "it" if template.startswith(_THIS_HOST) else "that host"
+            known["this_host"] = "it"
             peer = f"{known['peer']}: "
         return f"{peer}{'' if self.sure else LIKELY}{_fill_in(template, known)}"
 
