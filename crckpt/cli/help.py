@@ -58,13 +58,15 @@ class HelpfulCommand(TyperCommand):
         super().__init__(*arguments, params=[*params, *own], **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base, but raise UsageError for surplus arguments, and have errors know their command."""
+        """As the base, but raise UsageError for surplus arguments, and have errors know what was typed."""
+        # The parser takes words out of `args`.
+        typed = tuple(args)
         # The parser's own error has these arguments only in its text.
         ctx.allow_extra_args = True
         try:
             extra = super().parse_args(ctx, args)
         except InvalidCommandLine as error:
-            error.ctx = error.ctx or ctx
+            error.ctx, error.typed = error.ctx or ctx, typed
             raise
         if extra:
             # Rarely needed.

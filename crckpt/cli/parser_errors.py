@@ -79,7 +79,10 @@ def _describe(error: Any) -> str:
         return f"{name}: {error.message.removesuffix('.')}"
     least, most = getattr(parameter.type, "min", None), getattr(parameter.type, "max", None)
     limits = "" if least is None else f" of at least {least}" if most is None else f" between {least} and {most}"
-    return f"{name} needs {number}{limits}"
+    # The exception has the value only in its text.
+    values, *_ = error.ctx.command.make_parser(error.ctx).parse_args(list(error.typed))
+    value = values[parameter.name]
+    return f"{name}: {' '.join(value) if parameter.nargs != 1 else value} is not {number}{limits}"
 
 
 def _closest(option: str, near: Sequence[str]) -> list[str]:

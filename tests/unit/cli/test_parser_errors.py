@@ -38,12 +38,12 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
         ("dump 5 --tag", "--tag needs a value", "crckpt help dump"),
         ("--version=3", "--version takes no value", "crckpt help"),
         ("dump 5 --stop=3", "--stop takes no value", "crckpt help dump"),
-        ("dump 5 --max-rounds 0", "--max-rounds needs a whole number of at least 1", "crckpt help dump"),
-        ("dump 5 --max-rounds x", "--max-rounds needs a whole number of at least 1", "crckpt help dump"),
-        ("dump 5 --compress 99", "--compress needs a whole number between -7 and 19", "crckpt help dump"),
+        ("dump 5 --max-rounds 0", "--max-rounds: 0 is not a whole number of at least 1", "crckpt help dump"),
+        ("dump 5 --max-rounds x", "--max-rounds: x is not a whole number of at least 1", "crckpt help dump"),
+        ("dump 5 --compress 99", "--compress: 99 is not a whole number between -7 and 19", "crckpt help dump"),
         ("dump 5 --tcp so", "--tcp: 'so' is not one of 'keep', 'close'", "crckpt help dump"),
-        ("core a b", "PID needs a whole number", "crckpt help core"),
-        ("rehearse a --seconds x", "--seconds needs a number", "crckpt help rehearse"),
+        ("core a b", "PID: b is not a whole number", "crckpt help core"),
+        ("rehearse a --seconds x", "--seconds: x is not a number", "crckpt help rehearse"),
     ],
 )
 def test_each_parser_error_is_reworded(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
