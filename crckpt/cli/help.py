@@ -58,7 +58,7 @@ class HelpfulCommand(TyperCommand):
         super().__init__(*arguments, params=[*params, *own], **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base, but raise UsageError for surplus arguments, and have errors know what was typed."""
+        """As the base, but have errors know what was typed, and which arguments are surplus (`extra`)."""
         # The parser takes words out of `args`.
         typed = tuple(args)
         # The parser's own error has these arguments only in its text.
@@ -69,10 +69,9 @@ class HelpfulCommand(TyperCommand):
             error.ctx, error.typed = error.ctx or ctx, typed
             raise
         if extra:
-            # Rarely needed.
-            from crckpt.cli.parser_errors import too_many_arguments
-
-            raise too_many_arguments(extra, ctx.command.name)
+            surplus = InvalidCommandLine("surplus arguments", ctx)
+            surplus.extra = extra
+            raise surplus
         return extra
 
     def get_help(self, ctx: Any) -> str:

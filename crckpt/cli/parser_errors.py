@@ -53,14 +53,11 @@ def invalid_command_line(error: Any, command: str, commands: Collection[str]) ->
         everything = f"all options: {hint}" if command else f"options of a command come after it: {hint}"
         near = _closest(error.option_name, sorted(error.possibilities or ()))
         return UsageError(f"there is no option {error.option_name}", hint=_hint(near, everything))
+    if hasattr(error, "extra"):
+        # $(pgrep NAME) may find several PIDs.
+        one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
+        return UsageError(f"there are too many arguments: {' '.join(error.extra)}", hint=f"{one}{hint}")
     return UsageError(_describe(error), hint=hint)
-
-
-def too_many_arguments(extra: Sequence[str], command: str) -> UsageError:
-    """Make the error for the words after the last argument of this command."""
-    # $(pgrep NAME) may find several PIDs.
-    one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
-    return UsageError(f"there are too many arguments: {' '.join(extra)}", hint=f"{one}crckpt help {command}")
 
 
 def _describe(error: Any) -> str:
