@@ -53,12 +53,6 @@ _MOST_ERRNO: Final = 4095
 
 def main(number: str) -> None:
     """Carry out the orders that come over this descriptor, and send the result of each."""
-    # A thread may be in the middle of our call, for about a millisecond. If its tracer dies then, the thread runs on
-    # with our registers, and the program ends. So be spared by signals, and when memory runs out; nothing helps against
-    # SIGKILL.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("-1000")
     control = open_control(REMOTE_CALLER, number)
     for order in control.receive(Orders).orders:
         if isinstance(order, Order):
@@ -72,6 +66,12 @@ def main(number: str) -> None:
 
 
 def _take(order: TakeOrder, control: Channel) -> NoReturn:
+    # A thread may be in the middle of our call, for about a millisecond. If its tracer dies then, the thread runs on
+    # with our registers, and the program ends. So be spared by signals, and when memory runs out; nothing helps against
+    # SIGKILL. Only here: processes that other orders start as the program's user would inherit both.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
     # Most helpers do without it.
     from crckpt.helper.calls.taken_userfaultfd import close_in, take_one
 

@@ -56,6 +56,28 @@ def test_blocked_helper_is_abandoned_after_a_limit() -> None:
     assert "got no answer" in answers[-1].why
 
 
+@needs_root
+def test_process_that_is_started_as_the_programs_user_can_be_ended() -> None:
+    """The user may change it, so it gets no more than the user has: no blocked signals, no protection from OOM."""
+    seen: set[tuple[bool, str]] = set()
+    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process, ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(carry_out, [Order(process.pid, process.pid, "ask")] * 20)
+        while not entered.done():
+            for child in (each for helper in _helpers() for each in proc.children(helper)):
+                with suppress(OSError):
+                    status = Path(f"/proc/{child}/status").read_text()
+                    if "\nUid:\t65534\t" in status:
+                        blocked = status.split("\nSigBlk:\t")[1].split("\n")[0]
+                        seen.add(
+                            (
+                                bool(int(blocked, 16) >> signal.SIGTERM - 1 & 1),
+                                Path(f"/proc/{child}/oom_score_adj").read_text().strip(),
+                            )
+                        )
+        assert all(not answer.why for answer in entered.result())
+    assert seen == {(False, Path("/proc/self/oom_score_adj").read_text().strip())}
+
+
 def _helpers() -> list[int]:
     found = []
     for child in psutil.Process().children():
