@@ -184,7 +184,7 @@ def test_link_delay_works_or_is_refused(lab: TwoHosts) -> None:
 def test_here_runs_the_same_tests_on_real_machines(lab: TwoHosts) -> None:
     """The hosts of a lab stand for machines that reach each other by ssh; the driver is on the source."""
     options = ("-c", PROJECT / "pyproject.toml", "--rootdir", PROJECT, "-p", "no:cacheprovider", "-q", "-rA")
-    wanted = ("-k", "by_hand and 4 or one_way", PROJECT / "tests/lab/test_two_hosts.py")
+    wanted = ("-k", "manual_move and 4 or one_direction", PROJECT / "tests/lab/test_two_hosts.py")
     here = ("env", "CRCKPT_TWO_HOSTS_HERE=1", sys.executable, "-m", "pytest")
     output = lab.run("source", *here, *options, *wanted).out
     assert "SKIPPED" not in output
