@@ -9,6 +9,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,12 @@ TALKER: Final = (PYTHON, f"{PROGRAMS}/talker.py", "{workdir}", "--listen")
 SCREEN: Final = (PYTHON, f"{PROGRAMS}/screen.py", "{workdir}")
 STARTS: Final = pytest.mark.parametrize("start", ["job", "child-of-job", "leader"])
 WHERE: Final = pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)], ids=["here", "new-pid-namespace"])
+
+_JOINS_A_SESSION: Final = """
+import ctypes, os, sys
+assert ctypes.CDLL(None).syscall(250, 1, b"crckpt-restores") > 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -234,6 +241,24 @@ def test_program_of_another_user_owns_its_new_terminal(crckpt: Crckpt, workdir: 
     with _restored(crckpt, workdir):
         terminal = Path(f"/proc/{_read_status(workdir).pid}/fd/0").readlink()
         assert terminal.stat().st_uid == NOBODY
+
+
+@WHERE
+def test_program_of_another_user_does_not_get_our_session_keyring(
+    crckpt: Crckpt, workdir: Path, where: tuple[str, ...]
+) -> None:
+    """The holder of the terminal starts CRIU, so the holder must not be in that session either."""
+    shutil.copytree(PROGRAMS, workdir / "programs")
+    os.chown(workdir, NOBODY, NOBODY)
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    asks = (PYTHON, "{workdir}/programs/attributes.py", "{workdir}", "session_keyring")
+    _stop(crckpt, workdir, "leader", (*as_nobody, *asks))
+    with _restored(replace(crckpt, before=(PYTHON, "-c", _JOINS_A_SESSION)), workdir, *where):
+        before = _read_status(workdir).counter
+        wait_for(lambda: _read_status(workdir).counter > before + 2, WITHIN_S, "the program to go on")
+        session = str(_read_status(workdir).facts["process"])
+        assert "crckpt-restores" not in session
+        assert ";_ses'" in session
 
 
 def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:

@@ -94,7 +94,7 @@ class Crckpt:
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Start it in a session of its own; the test waits for it."""
-        return self._start([str(PROGRAM), *words], environment, start_new_session=True)
+        return self._start([*self.before, str(PROGRAM), *words], environment, start_new_session=True)
 
     def _start(
         self, command: list[str], environment: dict[str, str], *, start_new_session: bool = False

@@ -209,13 +209,15 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             paths = Paths(Path("IMAGES"), Path("WORK"))
             command = attempt.command(paths, (), stream=not tree.is_read_by_position)
             return RestoreResult(checkpoint, verdict, command, attempt.criu)
+        # Before anything is started that starts CRIU, or becomes a parent of the tree: the holder of a new terminal, an
+        # init. A CRIU that was started early is not used then.
+        attributes.enter_session()
         # Before CRIU reads the images.
         stack.enter_context(lower_numbers_held(find_needed_numbers(tree)))
         outside = stack.enter_context(_outside_ends(attempt, tree, verdict))
         if criu is None or outside != OutsideEnds() or tree.is_read_by_position or attributes.needs_session:
             # CRIU must know at its start what it gets from outside, and whether its images are files.
             early.close()
-            attributes.enter_session()
             criu = stack.enter_context(launched_criu(attempt, outside, tree, attributes.verdict.moves))
         else:
             write_holders(criu.holders, tree, attributes.verdict.moves)
