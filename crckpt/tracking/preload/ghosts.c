@@ -2,7 +2,7 @@
  * Part of the preload library for restores. CRIU makes removed files again in the directory where they were, by paths:
  * it creates NAME.cr.N.NUMBER.ghost there, changes its owner and then its mode, links it to the name that the file had,
  * opens that, and removes both (criu/files-reg.c). Between these steps the file belongs to the user, who can replace it:
- * so change only the file that CRIU made, in a directory that is reached through no symlink.
+ * so change only the file that CRIU made, in a directory that is reached through no symlink. The same holds for sockets.
  */
 #define _GNU_SOURCE
 #include "links.h"
@@ -22,11 +22,25 @@
 #undef open64
 #undef openat64
 
-/* The file that CRIU gave to its owner last. CRIU changes its mode next. */
-static struct {
+struct identity {
     dev_t device;
     ino_t inode;
-} given;
+};
+
+/* The regular file or socket that this process made last, and the file that it gave to its owner last: its mode is next. */
+static struct identity made, given;
+
+static int is_same(const struct stat *status, const struct identity *identity)
+{
+    return status->st_dev == identity->device && status->st_ino == identity->inode;
+}
+
+void remember_made(int number)
+{
+    struct stat status;
+    if (!syscall(SYS_fstat, number, &status))
+        made = (struct identity){status.st_dev, status.st_ino};
+}
 
 static int open_file(int directory, const char *path, int flags, mode_t mode)
 {
@@ -36,7 +50,12 @@ static int open_file(int directory, const char *path, int flags, mode_t mode)
         return directory == AT_FDCWD ? syscall(SYS_openat, directory, path, flags, mode)
                                      : open_trusted(directory, path, flags, mode);
     int parent = open_parent(directory, path, last);
-    return parent < 0 ? -1 : close_and_return(parent, syscall(SYS_openat, parent, last, flags | O_NOFOLLOW, mode));
+    if (parent < 0)
+        return -1;
+    int number = close_and_return(parent, syscall(SYS_openat, parent, last, flags | O_NOFOLLOW, mode));
+    if (number >= 0 && flags & O_EXCL)
+        remember_made(number);
+    return number;
 }
 
 OPEN(open)
@@ -58,7 +77,10 @@ static int is_empty(int directory)
     return close_and_return(number, length > 0 && length <= 48 && syscall(SYS_getdents64, number, entries, sizeof entries) == 0);
 }
 
-/* Open a file that CRIU made: one without other names, or a directory. Under a name that is not CRIU's only a socket. */
+/*
+ * Open a file that CRIU made: one without other names, or a directory. Of sockets and regular files it is the very one:
+ * the directory's user can have exchanged it, or the directory, for one of root's. Only a socket has a name of its own.
+ */
 static int open_own(int directory, const char *path, struct stat *status)
 {
     struct place place;
@@ -69,7 +91,8 @@ static int open_own(int directory, const char *path, struct stat *status)
         return -1;
     if (!syscall(SYS_fstat, number, status) &&
         (S_ISDIR(status->st_mode) ? is_empty(number) : status->st_nlink == 1) &&
-        (is_of_criu(place.last) || S_ISSOCK(status->st_mode)))
+        (S_ISSOCK(status->st_mode) || is_of_criu(place.last)) &&
+        (!(S_ISSOCK(status->st_mode) || S_ISREG(status->st_mode)) || is_same(status, &made)))
         return number;
     errno = EPERM;
     return close_and_return(number, -1);
@@ -83,8 +106,7 @@ VISIBLE int fchownat(int directory, const char *path, uid_t user, gid_t group, i
     int number = open_own(directory, path, &status);
     if (number < 0)
         return -1;
-    given.device = status.st_dev;
-    given.inode = status.st_ino;
+    given = (struct identity){status.st_dev, status.st_ino};
     return close_and_return(number, syscall(SYS_fchownat, number, "", user, group, AT_EMPTY_PATH));
 }
 
@@ -113,7 +135,7 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
     int number = open_own(directory, path, &status);
     if (number < 0)
         return -1;
-    if (status.st_dev != given.device || status.st_ino != given.inode || S_ISLNK(status.st_mode)) {
+    if (!is_same(&status, &given) || S_ISLNK(status.st_mode)) {
         errno = EPERM;
         return close_and_return(number, -1);
     }

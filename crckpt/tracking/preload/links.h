@@ -18,5 +18,8 @@ int close_and_return(int number, int result);
 /* unlinkat(2). Relative to a root directory that CRIU has open, it removes only what it has made: through no symlink. */
 int unlink_in_parent(int from, const char *name, int flags);
 
+/* Remember that CRIU made this open file: owner and mode of no other are changed. */
+void remember_made(int number);
+
 /* The path of a descriptor in /proc. */
 const char *descriptor_path(int number, char name[32]);

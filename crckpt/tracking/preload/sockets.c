@@ -22,6 +22,8 @@
 #include <unistd.h>
 
 #define VISIBLE __attribute__((visibility("default")))
+/* linux/un.h: open the file that the socket has bound. */
+#define SIOCUNIXFILE 0x89E0
 
 /* Copy the path of a socket, and end it with a zero. Whether it has one. */
 static int has_path(const struct sockaddr *address, socklen_t length, char path[sizeof(struct sockaddr_un)])
@@ -60,7 +62,13 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
         return syscall(SYS_bind, socket, address, length);
     if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
-    return close_and_return(place.directory, call_as(place.user, SYS_bind, socket, address, length));
+    int result = close_and_return(place.directory, call_as(place.user, SYS_bind, socket, address, length));
+    int file = result ? -1 : syscall(SYS_ioctl, socket, SIOCUNIXFILE, 0l);
+    if (file >= 0) {
+        remember_made(file);
+        syscall(SYS_close, file);
+    }
+    return result;
 }
 
 /* CRIU's own sockets: in /proc, the server of images, which comes first, and sockets that were removed. */

@@ -54,6 +54,12 @@ results["chown of a hard link"] = tried(os.chown, own, 65534, 65534, dir_fd=root
 results["chmod of a hard link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
 os.unlink(own)
 create(own)
+os.rename(own, "own/kept")
+with open("roots/exchanged", "w"):
+    os.rename("roots/exchanged", own)
+results["chown of a file of root's"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
+os.unlink(own)
+create(own)
 results["chmod of another file"] = tried(os.chmod, own, 0o4777, dir_fd=root)
 results["link"] = tried(os.link, own, "own/evil", src_dir_fd=root, dst_dir_fd=root)
 results["link through link"] = tried(os.link, own, "to-roots/evil", src_dir_fd=root, dst_dir_fd=root)
@@ -125,6 +131,7 @@ def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:
         "chmod of a link": errno.EPERM,
         "chown of a hard link": errno.EPERM,
         "chmod of a hard link": errno.EPERM,
+        "chown of a file of root's": errno.EPERM,
         "chmod of another file": errno.EPERM,
         "link": 0,
         "link through link": errno.ENOTDIR,

@@ -39,6 +39,18 @@ def bound(path):
         with socket.socket(socket.AF_UNIX) as other:
             made.listen()
             other.connect(path)
+def exchanged(path):
+    # Between bind and chown the user of the directory puts one of root there.
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path)
+        own, roots = os.path.dirname(path).encode(), f"{os.path.dirname(path)}-roots".encode()
+        assert not libc.renameat2(-100, own, -100, roots, 2)
+        failed = [libc.fchownat(-100, path.encode(), 65534, 65534, 0) and ctypes.get_errno()]
+        failed.append(libc.fchmodat(-100, path.encode(), 0o666, 0) and ctypes.get_errno())
+        assert not libc.renameat2(-100, own, -100, roots, 2)
+        assert failed == [1, 1], failed
+        if libc.fchownat(-100, path.encode(), 65534, 65534, 0) or libc.fchmodat(-100, path.encode(), 0o640, 0):
+            raise OSError(ctypes.get_errno(), "")
 def removed(path):
     if libc.unlinkat(-100, path.encode(), 0):
         raise OSError(ctypes.get_errno(), "")
@@ -119,6 +131,22 @@ def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
     assert sorted(path.name for path in (place / "roots").iterdir()) == ["thing", "two"]
     two = (place / "roots/two").stat()
     assert (two.st_uid, two.st_mode & 0o7777) == (NOBODY, 0o640)
+
+
+def test_only_the_socket_that_was_bound_gets_an_owner(place: Path) -> None:
+    """A socket of root's, in a directory that the user has exchanged since, stays root's."""
+    own, roots = place / "s", place / "s-roots"
+    for directory in (own, roots):
+        directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(roots / "one"))
+    (roots / "one").chmod(0o600)
+    before = (roots / "one").stat()
+    os.chown(own, NOBODY, NOBODY)
+    assert _tried(("exchanged", own / "one")) == [0]
+    after = (roots / "one").stat()
+    assert (after.st_ino, after.st_uid, after.st_mode) == (before.st_ino, 0, before.st_mode)
+    assert (own / "one").stat().st_uid == NOBODY
 
 
 def _tried(*tries: tuple[str, Path]) -> list[int]:
