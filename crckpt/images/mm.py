@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Final
 
 from msgspec import Struct
@@ -36,11 +37,12 @@ PROT_WRITE: Final = 2
 PROT_EXEC: Final = 4
 """Bits of `Vma.prot`."""
 
+MAP_SHARED: Final = 0x1
 MAP_PRIVATE: Final = 0x2
 MAP_GROWSDOWN: Final = 0x100
 MAP_LOCKED: Final = 0x2000
 MAP_HUGETLB: Final = 0x40000
-"""Bits of `Vma.flags`: the mapping is private, a stack, locked in memory, or of reserved huge pages."""
+"""Bits of `Vma.flags`: the mapping is shared, private, a stack, locked in memory, or of reserved huge pages."""
 
 _DUMPABLE: Final = 15
 # The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it.
@@ -79,6 +81,7 @@ class Vma(Struct, frozen=True):
     - `prot`, `flags`: as mmap(2) takes them
     - `status`: CRIU's bits
     - `wants_huge_pages`: the program asked for transparent huge pages (madvise(2))
+    - `opened`: how the mapped file was opened, as open(2) takes it; None if it is not known, and for no file
 
     CRIU 4 dumps anonymous memory that is shared with children as a memfd called `/dev/zero` (seen).
     """
@@ -91,6 +94,7 @@ class Vma(Struct, frozen=True):
     flags: Annotated[int, 6]
     status: Annotated[int, 7]
     wants_huge_pages: Annotated[bool, Field(9, default=0, convert=lambda advice: bool(advice & _HUGE_ADVICE))] = False
+    opened: Annotated[int | None, 10] = None
 
     @property
     def size(self) -> int:
@@ -102,6 +106,13 @@ class Vma(Struct, frozen=True):
         """The id of the mapped file in `files.img`; None if it is no file."""
         is_file = self.status & (FILE_PRIVATE | FILE_SHARED) and not self.status & (SYSV_IPC | SOCKET)
         return self.shmid if is_file else None
+
+    @property
+    def may_write_file(self) -> bool:
+        """Whether the program may write to the mapped file, perhaps only after mprotect(2)."""
+        # CRIU opens the file so (criu/files-reg.c, collect_filemap), and the kernel asks for no more.
+        opened = self.prot & PROT_WRITE if self.opened is None else self.opened & os.O_ACCMODE != os.O_RDONLY
+        return bool(self.flags & MAP_SHARED and opened)
 
     @property
     def is_read_by_position(self) -> bool:

@@ -161,11 +161,37 @@ def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
         crckpt.run("restore", JOB, "--detach", "--grown", "keep")
 
 
+MAPS: Final = "f = os.open(path, os.{}); m = mmap.mmap(f, 0, mmap.MAP_SHARED, mmap.PROT_READ); os.close(f)"
+
+
+@pytest.mark.parametrize("opened", ["O_RDONLY", "O_RDWR"])
+def test_map_that_can_become_writable_shows_no_file_of_roots(crckpt: Crckpt, secret: Path, opened: str) -> None:
+    """A program maps its file to read. If it had opened that to write, it can write to the map after mprotect(2)."""
+    file = _make_in_directory_of_nobody(secret)
+    with _using(crckpt, MAPS.format(opened), file, *AS_NOBODY) as pid:
+        file.rename(file.with_name("old"))
+        _make(file, 0)
+        if opened == "O_RDWR":
+            assert f"{file}, a file of process {pid}" in crckpt.run("restore", JOB, "--detach", status=FAILED).err
+            assert not Path(f"/proc/{pid}").exists()
+            file.unlink()
+            _make(file, NOBODY)
+        crckpt.run("restore", JOB, "--detach")
+
+
+def _make_in_directory_of_nobody(secret: Path) -> Path:
+    directory = secret.parent / "users"
+    directory.mkdir()
+    os.chown(directory, NOBODY, NOBODY)
+    _make(directory / "file", NOBODY)
+    return directory / "file"
+
+
 @contextmanager
-def _using(crckpt: Crckpt, use: str, file: Path) -> Iterator[int]:
-    """A program of root's that uses the file, and was dumped and ended: its PID."""
-    ready = file.parent.parent / "ready"
-    words = (PYTHON, "-c", USER.format(use), str(file), str(ready))
+def _using(crckpt: Crckpt, use: str, file: Path, *runner: str) -> Iterator[int]:
+    """A program of root's, or started by `runner`, that uses the file, and was dumped and ended: its PID."""
+    ready = file.with_name("ready")
+    words = (*runner, PYTHON, "-c", USER.format(use), str(file), str(ready))
     null = subprocess.DEVNULL
     program = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True, close_fds=True)
     try:

@@ -37,7 +37,6 @@ from crckpt.host.disk.users import (
 from crckpt.host.observe.files import read_kernel_file
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
-from crckpt.images.mm import PROT_WRITE
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageProcess, ImageTree
@@ -45,7 +44,6 @@ from crckpt.preflight.kernel_files import make_judge
 from crckpt.preflight.restore.files import find_needed_path
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
-_MAP_SHARED: Final = 0x01  # sys/mman.h
 
 
 class RecordedFiles(Struct, frozen=True):
@@ -157,8 +155,8 @@ class _Check:
         for vma in wanted:
             # The kernel may have joined it with the map before.
             link = maps[bisect_right(starts, vma.start) - 1].link(pid)
-            writes = vma.flags & _MAP_SHARED and vma.prot & PROT_WRITE
-            yield _FileInUse(link, self._files[vma.file_id or 0], os.R_OK | (os.W_OK if writes else 0))
+            access = os.R_OK | (os.W_OK if vma.may_write_file else 0)
+            yield _FileInUse(link, self._files[vma.file_id or 0], access)
 
     def _changers(self, file: RegularFile) -> Changers:
         path = find_needed_path(file)
