@@ -161,6 +161,34 @@ def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
         crckpt.run("restore", JOB, "--detach", "--grown", "keep")
 
 
+@pytest.mark.parametrize("before", [NOBODY, 0])
+def test_new_file_with_the_inode_of_a_removed_one_is_not_handed_over(crckpt: Crckpt, secret: Path, before: int) -> None:
+    """Root writes a file in a user's directory, which gets the inode of the user's removed file, or of root's own."""
+    file = _make_in_directory_of_nobody(secret)
+    os.chown(file, before, before)
+    opened = ("sh", "-c", f'exec "$@" 7<>{file}', "sh", *AS_NOBODY)
+    with _using(crckpt, "", file, *opened) as pid:
+        if before:
+            # To the restore this is the same, on any file system: only the owner is another.
+            os.chown(file, 0, 0)
+        else:
+            _replace_in_its_inode(file)
+        assert f"{file}, a file of process {pid}" in crckpt.run("restore", JOB, "--detach", status=FAILED).err
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def _replace_in_its_inode(file: Path) -> None:
+    inode = file.stat().st_ino
+    file.unlink()
+    for number in range(64):
+        new = file.with_name(f"new{number}")
+        _make(new, 0)
+        if new.stat().st_ino == inode:
+            new.rename(file)
+            return
+    pytest.skip("this file system does not give an inode to another file soon, or another program was faster")
+
+
 MAPS: Final = "f = os.open(path, os.{}); m = mmap.mmap(f, 0, mmap.MAP_SHARED, mmap.PROT_READ); os.close(f)"
 
 

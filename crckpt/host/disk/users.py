@@ -5,6 +5,7 @@ Source: faccessat(2), proc_pid_fd(5).
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import os
 import pwd
@@ -16,10 +17,34 @@ from msgspec import Struct
 
 from crckpt.host.disk.path_trust import Changers
 from crckpt.host.opened import opened
+from crckpt.host.syscalls.libc import LIBC, check
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
 
 _NOBODY: Final = 65534
 _DELETED: Final = " (deleted)"
+_AT_FDCWD: Final = -100
+# Masks of statx(2): STATX_BASIC_STATS, STATX_BTIME.
+_BASIC: Final = 0x7FF
+_BIRTH: Final = 0x800
+
+
+class _Status(ctypes.Structure):
+    """struct statx (linux/stat.h), of which the kernel fills 256 bytes."""
+
+    _fields_ = (
+        ("mask", ctypes.c_uint32),
+        ("_to_uid", ctypes.c_byte * 16),
+        ("uid", ctypes.c_uint32),
+        ("_to_inode", ctypes.c_byte * 8),
+        ("inode", ctypes.c_uint64),
+        ("_to_birth", ctypes.c_byte * 40),
+        ("birth", ctypes.c_int64),
+        ("birth_ns", ctypes.c_uint32),
+        ("_to_device", ctypes.c_byte * 44),
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("_to_end", ctypes.c_byte * 112),
+    )
 
 
 class User(Struct, frozen=True):
@@ -58,22 +83,34 @@ def find_group_name(gid: int) -> str:
 
 
 class LinkTarget(Struct, frozen=True):
-    """The file that a link in /proc leads to: path, file system, inode and owner."""
+    """The file that a link in /proc leads to: path, file system, inode, owner, and time of creation if that is known.
+
+    The time tells it from another file that the file system gave the same inode later.
+    """
 
     path: str
     device: int
     inode: int
     owner: int
+    birth: int | None = None
 
 
 def read_link_target(link: str) -> LinkTarget | None:
     """Read the target of a link in /proc; None if there is none, or it has just changed."""
     with suppress(OSError):
-        path, found = os.readlink(link), os.stat(link)
+        path, found = os.readlink(link), _read_status(link)
         # Path and inode come from two calls: a program may rename the file, or close it, in between.
         if os.readlink(link) == path:
-            return LinkTarget(path, found.st_dev, found.st_ino, found.st_uid)
+            birth = found.birth * 10**9 + found.birth_ns if found.mask & _BIRTH else None
+            return LinkTarget(path, os.makedev(found.major, found.minor), found.inode, found.uid, birth)
     return None
+
+
+def _read_status(path: str) -> _Status:
+    """Read the status of a file with its time of creation, which os.stat() leaves out. Raises OSError."""
+    status = _Status()
+    check(LIBC.statx(_AT_FDCWD, os.fsencode(path), 0, _BASIC | _BIRTH, ctypes.byref(status)), path)
+    return status
 
 
 def find_refused_user(link: str, access: int, users: Iterable[User], root: int) -> User | None:

@@ -14,13 +14,13 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import to_builtins
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from crckpt.causes import preflight_refusal
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
 from crckpt.host.disk.checked_files import digest_head, read_head
-from crckpt.host.disk.users import read_link_target
+from crckpt.host.disk.users import LinkTarget, read_link_target
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
@@ -122,11 +122,19 @@ def describe_checkpoint(
 def record_files(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, dict[str, Any]]:
     """Record which files the tree has open, by path: device, inode and whether for writing; and the ids of the owners.
 
-    `file_heads`: digests of the first bytes of files that are open for writing.
+    `file_births`: inodes and times of creation, on file systems that know them. `file_heads`: digests of the first
+    bytes of files that are open for writing.
     """
     known: dict[str, set[tuple[int, int, int]]] = {}
     owners: dict[str, set[int]] = {}
+    births: dict[str, set[tuple[int, int]]] = {}
     heads: dict[str, str] = {}
+
+    def add(found: LinkTarget) -> None:
+        owners.setdefault(found.path, set()).add(found.owner)
+        if found.birth is not None and found.birth >= 0:
+            births.setdefault(found.path, set()).add((found.inode, found.birth))
+
     for descriptor in descriptors:
         if descriptor.identity != (0, 0) and descriptor.target.startswith("/"):
             writes = int(descriptor.flags & os.O_ACCMODE != os.O_RDONLY)
@@ -137,7 +145,7 @@ def record_files(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dic
                 heads.setdefault(descriptor.target, digest_head(read_head(link)))
             found = read_link_target(link)
             if found is not None and (found.device, found.inode) == descriptor.identity:
-                owners.setdefault(descriptor.target, set()).add(found.owner)
+                add(replace(found, path=descriptor.target))
     for process in tree.processes:
         links = {f"/proc/{process.pid}/{name}": 0 for name in ("exe", "cwd", "root")}
         links |= {link: _is_writable(link) for link in find_mapped_files(process.pid).values()}
@@ -145,10 +153,11 @@ def record_files(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dic
         # Another process may have got its PID: its files are not the tree's.
         for found, writes in reached if process.identity.keeps_pid else ():
             known.setdefault(found.path, set()).add((found.device, found.inode, writes))
-            owners.setdefault(found.path, set()).add(found.owner)
+            add(found)
     return {
         "files": {path: sorted(identities) for path, identities in known.items()},
         "file_owners": {path: sorted(users) for path, users in owners.items()},
+        "file_births": {path: sorted(times) for path, times in births.items()},
         "file_heads": heads,
     }
 

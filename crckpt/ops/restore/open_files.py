@@ -50,9 +50,10 @@ class RecordedFiles(Struct, frozen=True):
     """The files that a tree had open at the dump, by path: file system, inode, and whether for writing.
 
     Older checkpoints have only the paths that users other than root can change, or no `owners`, the owners that each
-    file had. `by_inode`: compare inodes alone, because the restored tree has other file systems. `heads`: digests
-    of the first bytes of files that it had open for writing; `times`: when these were written last.
-    `is_of_this_host`: a file that was not replaced has the inode that it had.
+    file had, or no `births`: the inode and time of creation of each file, in nanoseconds. `by_inode`: compare inodes
+    alone, because the restored tree has other file systems. `heads`: digests of the first bytes of files that it had
+    open for writing; `times`: when these were written last. `is_of_this_host`: a file that was not replaced has the
+    inode that it had.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
@@ -61,6 +62,7 @@ class RecordedFiles(Struct, frozen=True):
     heads: dict[str, str] = {}
     times: dict[str, float] = {}
     is_of_this_host: bool = False
+    births: dict[str, list[tuple[int, int]]] = {}
 
     @classmethod
     def of_details(
@@ -69,7 +71,7 @@ class RecordedFiles(Struct, frozen=True):
         """Return the files in the details of a checkpoint."""
         heads, times = details.get("file_heads", {}), details.get("file_times", {})
         files, owners = details.get("files", {}), details.get("file_owners", {})
-        return cls(files, owners, by_inode, heads, times, is_of_this_host)
+        return cls(files, owners, by_inode, heads, times, is_of_this_host, details.get("file_births", {}))
 
     @property
     def inodes(self) -> dict[str, frozenset[int]]:
@@ -77,11 +79,18 @@ class RecordedFiles(Struct, frozen=True):
         return {path: frozenset(inode for _, inode, _ in found) for path, found in self.files.items()}
 
     def has(self, path: str, found: LinkTarget, *, writes: bool) -> bool:
-        """Return whether the tree had this file open at this path."""
-        return any(
+        """Return whether the tree had this file open at this path, and it has an owner that it had."""
+        is_same = any(
             inode == found.inode and (self.by_inode or device == found.device) and (written or not writes)
             for device, inode, written in self.files.get(path, ())
         )
+        return is_same and not self.is_later(path, found) and found.owner in self.owners.get(path, (found.owner,))
+
+    def is_later(self, path: str, found: LinkTarget) -> bool:
+        """Return whether the file only got the inode of one that the tree had here, which was removed."""
+        # A file that an overlay has copied has another time of creation.
+        births = {birth for inode, birth in self.births.get(path, ()) if inode == found.inode}
+        return bool(births) and not self.by_inode and found.birth not in births
 
 
 def check_open_files(
@@ -186,8 +195,9 @@ class _Check:
             return True
         # What is only written to, a log of a daemon of root, is replaced each night; a device at each boot.
         is_kept = self._known.is_of_this_host and used.access != os.W_OK and stat.S_ISREG(used.file.mode or 0)
-        inodes = {inode for _, inode, _ in self._known.files.get(_find_recorded_path(used.file), ())}
-        return is_kept and found.inode not in inodes
+        path = _find_recorded_path(used.file)
+        inodes = {inode for _, inode, _ in self._known.files.get(path, ())}
+        return bool(is_kept) and (found.inode not in inodes or self._known.is_later(path, found))
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""

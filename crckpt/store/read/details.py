@@ -38,6 +38,7 @@ class _Details(Struct, frozen=True):
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
     file_owners: dict[str, tuple[Count, ...]] = {}
+    file_births: dict[str, tuple[tuple[Count, Count], ...]] = {}
     file_times: dict[str, float] = {}
     file_heads: dict[str, Annotated[str, Meta(pattern=r"\A[0-9]{1,3}-[0-9a-f]{64}\Z")]] = {}
     tracked_root: proc.Identity | None = None

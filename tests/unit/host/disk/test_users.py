@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,5 +83,9 @@ def test_users_are_found_by_number() -> None:
 def test_link_target_is_read(opened: Path) -> None:
     path = opened.readlink()
     status = path.stat()
-    assert read_link_target(str(opened)) == LinkTarget(str(path), status.st_dev, status.st_ino, 0)
+    found = read_link_target(str(opened))
+    assert found is not None
+    assert found == LinkTarget(str(path), status.st_dev, status.st_ino, 0, found.birth)
+    born = subprocess.run(("stat", "--format=%W", path), stdout=subprocess.PIPE, check=True).stdout
+    assert found.birth is None or found.birth // 10**9 == int(born)
     assert read_link_target("/proc/self/fd/1000") is None

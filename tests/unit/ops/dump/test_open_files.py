@@ -41,7 +41,7 @@ def root(place: Path) -> Iterator[proc.Process]:
         yield read(process.pid)
 
 
-NOTHING: dict[str, dict[str, Any]] = {"files": {}, "file_owners": {}, "file_heads": {}}
+NOTHING: dict[str, dict[str, Any]] = {"files": {}, "file_owners": {}, "file_births": {}, "file_heads": {}}
 
 
 def recorded(root: proc.Process, what: str = "files") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from small_programs import WAITS, program
 from trees import open_workdir
 
 from crckpt.errors import RestoreFailed
+from crckpt.host.disk.users import read_link_target
 from crckpt.images.core import ZOMBIE, Credentials
 from crckpt.images.regfile import LINKED, RegularFile, Remap
 from crckpt.images.tree import ImageTree, OpenDescriptor
@@ -118,6 +119,23 @@ def test_file_open_for_reading_is_not_reopened_for_writing(place: Path) -> None:
         check(tree, recorded_as(place / "file", writes=1))
         with pytest.raises(RestoreFailed):
             check(tree, recorded_as(place / "file"))
+
+
+def test_other_file_with_the_same_inode_is_refused(place: Path) -> None:
+    """ext4 gives the inode of a removed file to the next new one: it has another owner, or is younger."""
+    path, found = str(place / "file"), (place / "file").stat()
+    known = recorded_as(place / "file")
+    with restored(place / "file") as tree:
+        target = read_link_target(f"/proc/{tree.root.pid}/fd/{FD}")
+        assert target is not None
+        born = target.birth
+        if born is None:
+            pytest.skip("this file system does not know when a file was created")
+        check(tree, replace(known, owners={path: [0]}, births={path: [(found.st_ino, born)]}))
+        with pytest.raises(RestoreFailed):
+            check(tree, replace(known, owners={path: [0]}, births={path: [(found.st_ino, born - 1)]}))
+        with pytest.raises(RestoreFailed):
+            check(tree, replace(known, owners={path: [USER]}))
 
 
 def test_only_inodes_are_compared_on_other_file_systems(place: Path) -> None:
