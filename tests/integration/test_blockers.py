@@ -103,6 +103,7 @@ def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: st
         "full_addresses": "no-free-address",
         "full_descriptors": "no-free-descriptor",
         "full_maps": "no-free-map",
+        "owner_thread": "signal-thread",
         "part_of_segment": "sysv-shm-part",
         "program_in_memory": "program-in-memory",
         "watch_of_file_system": "watch-file-system",
@@ -184,6 +185,35 @@ def test_harmless_lookalikes_are_not_blockers(crckpt: Crckpt) -> None:
         assert result["blockers"] == []
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), "job")
+        tree.wait_growth(before)
+
+
+def test_signals_of_a_descriptor_to_a_process_outside_the_tree_are_reported(crckpt: Crckpt) -> None:
+    with held("owner_outside") as tree:
+        other = int((tree.workdir / "outside").read_text())
+        warnings = crckpt.run("doctor", str(tree.pid), "--json").document["result"]["warnings"]
+        assert [warning["key"] for warning in warnings] == ["signal-outside"] * 2
+        for kind, warning in zip(("process", "process group"), warnings, strict=True):
+            assert f"sends signals to {kind} {other} outside the tree" in warning["what"]
+        before = tree.counters()
+        assert warnings[0]["what"] in crckpt.run("dump", str(tree.pid), "job", "--stop", status=REFUSED).err
+        tree.wait_growth(before)
+        crckpt.run("dump", str(tree.pid), "job", "--stop", "--force")
+        tree.wait_gone()
+        os.kill(other, signal.SIGKILL)
+        wait_for(lambda: not runs(other), 60, "the other to end")
+        error = crckpt.run("restore", "job", "--detach", status=23).err
+        assert "sends signals (F_SETOWN) to a process or thread that does not exist" in error
+
+
+def test_program_that_sends_signals_to_itself_comes_back(crckpt: Crckpt) -> None:
+    with held("owner_inside") as tree:
+        result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
+        assert result["blockers"] == result["warnings"] == []
+        crckpt.run("dump", str(tree.pid), "job", "--stop")
+        tree.wait_gone()
+        before = tree.counters()
+        crckpt.run("restore", "job", "--detach")
         tree.wait_growth(before)
 
 

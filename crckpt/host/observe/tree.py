@@ -25,6 +25,7 @@ from crckpt.host.observe.files import (
     find_volatile_files,
 )
 from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.observe.signal_owners import LostOwner, find_lost_owners
 from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.sockets import (
     OutsideEnd,
@@ -163,6 +164,7 @@ class Observed(Struct, frozen=True):
     own_of_threads: tuple[OwnOfThread, ...] = ()
     wall_clock_timers: frozenset[int] = frozenset()
     executed_from_memory: frozenset[int] = frozenset()
+    lost_owners: tuple[LostOwner, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -285,6 +287,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         states=read_task_states(tree.root.pid) if kernel_files else TaskStates(),
         reached_limits=(*find_reached_limits(tree.pids, descriptors), *find_long_mount(root.pid)),
         in_common=tuple(_find_in_common(tree)),
+        lost_owners=find_lost_owners(tree, descriptors),
         unsaved_current=find_unsaved_current(tree.processes, descriptors),
         memory=measured(),
     )

@@ -25,7 +25,10 @@ UNTESTED_KIND: Final = "untested-kind"
 
 # The weight of a finding: what is not a warning prevents a dump. Each table is in the order in which users read it.
 _LOSSES: Final = ("socket-loses", "unix-moved", "exit-signal")
-_UNTESTED: Final = (UNTESTED_KIND, "tcp-keys", "peer-of-another", "kernel-file-open", "packet-ring", *_LOSSES)
+_UNTESTED: Final = (
+    *(UNTESTED_KIND, "tcp-keys", "peer-of-another", "kernel-file-open", "packet-ring", "signal-outside"),
+    *_LOSSES,
+)
 _WARNINGS: Final = (
     *("outside-pipe-read", "outside-pipe", "eventfd-semaphore", "bpf-map-support", "link-remap", "unnamed-file"),
     *("volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread", "wall-clock-timer"),

@@ -51,6 +51,10 @@ def judge_descriptors(observed: Observed) -> Iterator[Finding]:
             yield cause("bpf-map-support").finding(**values)
     for unread in observed.unread:
         yield cause("unread").finding(pid=unread.pid, fd=unread.fd, kind=unread.what)
+    for lost in observed.lost_owners:
+        key = "signal-thread" if lost.is_thread else "signal-outside"
+        kind = "process group" if lost.is_group else "process"
+        yield cause(key).finding(pid=lost.pid, fd=lost.fd, owner=lost.owner, kind=kind)
     yield from _judge_pipes(observed)
     yield from _judge_terminals(observed)
 
