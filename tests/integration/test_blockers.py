@@ -106,6 +106,9 @@ def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: st
         "owner_thread": "signal-thread",
         "part_of_segment": "sysv-shm-part",
         "program_in_memory": "program-in-memory",
+        "signals_above_limit": "signals-queued",
+        "unmapped_vdso": "vdso-unmapped",
+        "unmapped_vvar": "vdso-unmapped",
         "watch_of_file_system": "watch-file-system",
     }.items(),
 )

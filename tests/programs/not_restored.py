@@ -1,17 +1,49 @@
 """Kinds for blocked.py: what CRIU saves, and does not restore."""
 
+import ctypes
 import fcntl
 import os
+import resource
+import signal
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from oddities import outside
+from oddities import LIBC, answered, checked, outside
 
 F_SETOWN_EX: Final = 15
 F_OWNER_TID, F_OWNER_PID, F_OWNER_PGRP = range(3)
+
+
+def unmapped(*names: str) -> Callable[[Path], object]:
+    """A kind: a child that has unmapped what the kernel calls so."""
+
+    def kind(_: Path) -> int:
+        read_end, tell = os.pipe()
+
+        def child() -> NoReturn:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            for start, end in (line.split()[0].split("-") for line in lines if line.endswith(names)):
+                checked(LIBC.munmap(ctypes.c_void_p(int(start, 16)), int(end, 16) - int(start, 16)))
+            # Its C library would read the time there.
+            os.write(tell, b"1")
+            while True:
+                signal.pause()
+
+        return answered(child, read_end, tell)
+
+    return kind
+
+
+def signals_above_limit(__: Path) -> None:
+    """Signals that were queued before the limit was lowered."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 1})
+    for _ in range(3):
+        checked(LIBC.sigqueue(os.getpid(), signal.SIGRTMIN + 1, None))
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (1, 1))
 
 
 def owned(kind: int, owner: int) -> tuple[int, int]:

@@ -77,7 +77,7 @@ _TIMEOUT: Final = {"futex": 3}
 # Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set.
 _FLAGS: Final = {"clock_nanosleep": 1}
 
-LimitKind = Literal["descriptors", "addresses", "maps", "groups", "line"]
+LimitKind = Literal["descriptors", "addresses", "maps", "groups", "line", "signals"]
 
 # CRIU's code in a process opens a socket and files of /proc there, and gets a pipe (criu/pie/parasite.c): seen.
 _FREE_DESCRIPTORS: Final = 4
@@ -89,6 +89,8 @@ _MOST_GROUPS: Final = 973
 # CRIU reads /proc by lines into a buffer of a page (criu/bfd.c).
 _LONGEST_LINE: Final = PAGE_SIZE - 1
 _UNLIMITED: Final = 1 << 64
+# Real-time signals, in the masks of /proc/PID/status: the kernel refuses to queue one of these above the limit.
+_REAL_TIME: Final = -1 << 31
 
 
 class WaitingThread(Struct, frozen=True):
@@ -213,6 +215,16 @@ def find_reached_limits(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
             groups = status.get("Groups", "")
             if len(groups.split()) > _MOST_GROUPS or len(f"Groups:\t{groups} \n") > _LONGEST_LINE:
                 yield ReachedLimit(pid, "groups", len(groups.split()), _MOST_GROUPS)
+            # The limit was lowered since they were queued: a restore cannot queue them again (rt_sigqueueinfo(2)).
+            queued, _, most_queued = status.get("SigQ", "0/0").partition("/")
+            if int(queued) > int(most_queued) and _has_real_time_signals(pid):
+                yield ReachedLimit(pid, "signals", int(queued), int(most_queued))
+
+
+def _has_real_time_signals(pid: int) -> bool:
+    """Return whether a real-time signal waits for a process or one of its threads. Raises OSError."""
+    masks = (read_status(pid, tid) for tid in procfs.threads(pid))
+    return any(int(status[mask], 16) & _REAL_TIME for status in masks for mask in ("SigPnd", "ShdPnd"))
 
 
 def find_long_mount(pid: int) -> Iterator[ReachedLimit]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -32,9 +34,13 @@ _SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
 _ON_FAULT: Final = re.compile(r"^VmFlags:.* lf\b", re.MULTILINE)
 
 # Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
+# Maps of the kernel that a restore moves: without them CRIU fails, or its code crashes (criu/pie/parasite-vdso.c).
+_VDSO, _VVAR = "[vdso]", "[vvar]"
+_AT_SYSINFO_EHDR: Final = 33  # getauxval(3)
+
 _HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl", " lf")
 
-UnsavableKind = Literal["device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes"]
+UnsavableKind = Literal["device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes", "vdso"]
 # A socket's map is of a packet socket: CRIU makes an empty ring in its place.
 _KINDS: Final[dict[str, UnsavableKind]] = {
     "/dev/": "device",
@@ -128,7 +134,7 @@ def find_deleted_mapped_files(pid: int) -> tuple[tuple[str, int, int], ...]:
 
 
 class UnsavableMap(Struct, frozen=True):
-    """A map that CRIU cannot save as it is. `start` is its first address.
+    """A map that CRIU cannot save as it is. `start` is its first address, 0 if it is missing.
 
     Of a segment of System V memory of which only a part is attached, `path` is the id.
     """
@@ -166,10 +172,29 @@ def find_unsavable_maps(pid: int) -> tuple[UnsavableMap, ...]:
     """The maps of a process that CRIU cannot save, by address; none if the process has ended."""
     with suppress(OSError):
         text = procfs.text(f"/proc/{pid}/smaps")
+        found = tuple(_find_unmapped(pid, text))
         if any(hint in text for hint in _HINTS):
-            found = tuple(found for each in _MAP.finditer(text) for found in _judge(pid, *each.groups()))
-            return (*found, *_find_parts(pid)) if any(each.kind == "sysv" for each in found) else found
+            found += tuple(found for each in _MAP.finditer(text) for found in _judge(pid, *each.groups()))
+        return (*found, *_find_parts(pid)) if any(each.kind == "sysv" for each in found) else found
     return ()
+
+
+def _find_unmapped(pid: int, maps: str) -> Iterator[UnsavableMap]:
+    """Find which of its own maps a process has unmapped that the kernel gave it."""
+    if not maps or (_VDSO in maps and _VVAR in maps):
+        return
+    if _VDSO in maps:
+        # Old kernels have none.
+        if _VVAR in procfs.text("/proc/self/maps"):
+            yield UnsavableMap(pid, 0, _VVAR, "vdso")
+        return
+    # The kernel may give none (vdso=0). A program of 32 bits has other words.
+    given = Path(f"/proc/{pid}/auxv").read_bytes()
+    for words in ("=2Q", "=2I"):
+        pairs = struct.iter_unpack(words, given[: len(given) // 16 * 16])
+        if any(key == _AT_SYSINFO_EHDR and value for key, value in pairs):
+            yield UnsavableMap(pid, 0, _VDSO, "vdso")
+            return
 
 
 def _find_parts(pid: int) -> Iterator[UnsavableMap]:

@@ -60,6 +60,8 @@ def judge_maps(observed: Observed) -> Iterator[Finding]:
             yield cause("device-map").finding(pid=mapping.pid, address=f"{mapping.start:x}")
         elif mapping.kind == "uprobes":
             yield cause("uprobes").finding(pid=mapping.pid)
+        elif mapping.kind == "vdso":
+            yield cause("vdso-unmapped").finding(pid=mapping.pid, map=mapping.path)
         # CRIU saves it with the whole IPC namespace, which must be the tree's own (criu/cr-dump.c:477).
         elif mapping.kind == "sysv" and shares_namespace(observed, "ipc"):
             yield cause("sysv-shm").finding()

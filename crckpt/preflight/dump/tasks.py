@@ -17,6 +17,7 @@ _LIMITS: Final[dict[LimitKind, str]] = {
     "maps": "no-free-map",
     "groups": "groups",
     "line": "long-line",
+    "signals": "signals-queued",
 }
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 
