@@ -26,13 +26,14 @@ def root_refusal(process: Process | None, pid: int, own_pid: int, own_ancestors:
     """Return why this process cannot be the root of a dumped tree; None if it can."""
     if process is None:
         return cause("gone").finding(pid=pid)
-    values = {"pid": pid, "comm": process.comm, "ppid": process.ppid}
+    values = {"pid": pid, "comm": process.comm, "ppid": process.ppid, "process": f"process {pid} ({process.comm})"}
     # CRIU refuses a tree that it is in (compel/src/lib/infect.c:259), and it descends from crckpt.
     refusals = {
         "init": pid == 1,
         "kernel-thread": process.is_kernel_thread,
         "ourselves": pid == own_pid,
         "ancestor": pid in own_ancestors,
+        "thread-leader-gone": process.state == "zombie" and len(process.threads) > 1,
         "zombie": process.state == "zombie",
     }
     return next((cause(key).finding(**values) for key, applies in refusals.items() if applies), None)
@@ -87,7 +88,7 @@ def _judge_process(process: Process, observed: Observed, names: dict[int, str]) 
     if process.tracer:
         yield _report_tracer(process, process.tracer, observed, names)
     if process.state == "zombie" and len(process.threads) > 1:  # criu/seize.c:882
-        yield cause("thread-leader-gone").finding()
+        yield cause("thread-leader-gone").finding(process=f"process {process.pid} ({process.comm})")
     # CRIU's own code in a process stops by SIGTRAP, so CRIU refuses a pending one (compel/src/lib/infect.c:321).
     if process.trapped:
         yield cause("breakpoint").finding(tid=process.pid)

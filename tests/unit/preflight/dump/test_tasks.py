@@ -31,7 +31,8 @@ from crckpt.preflight.dump.tasks import root_refusal
         (replace(ROOT, is_kernel_thread=True), 100, "kernel-thread"),
         (replace(ROOT, pid=50), 50, "ourselves"),
         (replace(ROOT, pid=40), 40, "ancestor"),
-        (replace(ROOT, state="zombie"), 100, "zombie"),
+        (replace(ROOT, state="zombie", threads=(100,)), 100, "zombie"),
+        (replace(ROOT, state="zombie", threads=(100, 105)), 100, "thread-leader-gone"),
     ],
 )
 def test_unsuitable_roots_are_refused(process: Process | None, pid: int, key: str) -> None:
