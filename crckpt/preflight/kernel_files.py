@@ -43,7 +43,7 @@ OTHERS: Final = frozenset(
 KERNEL_FILE_SYSTEMS: Final = frozenset({PROC, SYSFS, *CONTROL_GROUPS, *OTHERS})
 """Magic numbers (statfs(2)) of all of these."""
 
-_PERMITTED, _EFFECTIVE = (list(CAPABILITIES).index(name) for name in ("CapPrm", "CapEff"))
+_PERMITTED, _EFFECTIVE, _AMBIENT = (list(CAPABILITIES).index(name) for name in ("CapPrm", "CapEff", "CapAmb"))
 _PROCESS: Final = re.compile(r"/proc/(\d+)(?:/task/\d+)?(/.*|)")
 
 # What every user may read of every process, with the eyes of the reader.
@@ -55,6 +55,8 @@ _OF_OWN_PROCESS: Final = re.compile(
     r"/(?:attr|attr/current|autogroup|auxv|coredump_filter|environ|fd|fdinfo|io|maps|mem|mountstats|net(?:/[a-z0-9_]+)?"
     r"|ns|numa_maps|oom_adj|oom_score_adj|sched|schedstat|smaps|smaps_rollup|syscall|timerslack_ns|wchan)"
 )
+# Of these, files that the kernel binds at their opening to the memory that the process has then.
+_OF_MEMORY: Final = re.compile(r"/(?:auxv|environ|maps|mem|numa_maps|smaps|smaps_rollup)")
 _WRITTEN_OF_OWN_PROCESS: Final = re.compile(r"/(?:comm|coredump_filter|mem|oom_score_adj|timerslack_ns)")
 # Of the whole system.
 _OF_SYSTEM: Final = re.compile(
@@ -67,8 +69,12 @@ _OF_SYSFS: Final = re.compile(
 )
 
 
-def may_keep(file: KernelFile, may_look_into: Callable[[int], bool]) -> bool:
-    """Return whether a process that is not root may keep it open. `may_look_into`: the PIDs that it may trace."""
+def may_keep(file: KernelFile, may_look_into: Callable[[int], bool], *, has_gained_rights: bool = False) -> bool:
+    """Return whether a process that is not root may keep it open. `may_look_into`: the PIDs that it may trace.
+
+    One that `has_gained_rights` by the program that it executes may have got the file from before: then the file leads
+    to memory that is gone, and would lead to that of this program.
+    """
     # With O_PATH nothing can be done but to open it again, as oneself.
     if file.magic not in KERNEL_FILE_SYSTEMS or file.flags & os.O_PATH:
         return True
@@ -82,6 +88,8 @@ def may_keep(file: KernelFile, may_look_into: Callable[[int], bool]) -> bool:
     whose, what = int(of_process[1]), of_process[2]
     if reads and _OF_ANY_PROCESS.fullmatch(what):
         return True
+    if has_gained_rights and _OF_MEMORY.fullmatch(what):
+        return False
     listed = _OF_OWN_PROCESS if reads else _WRITTEN_OF_OWN_PROCESS
     return listed.fullmatch(what) is not None and may_look_into(whose)
 
@@ -104,16 +112,44 @@ def may_trace_of(pid: int, rights: Mapping[int, Rights], undumpable: Collection[
 
 
 def make_judge(
-    pid: int, rights: Mapping[int, Rights], undumpable: Collection[int], capabilities: Iterable[int]
+    pid: int,
+    rights: Mapping[int, Rights],
+    undumpable: Collection[int],
+    capabilities: Iterable[int],
+    parents: Mapping[int, int],
 ) -> Callable[[KernelFile], bool] | None:
     """Return a function that tells whether process `pid` may keep a file open; None if it may keep all.
 
-    That is so for root with all our `capabilities`, and where the rights of the process are not known.
+    That is so for root with all our `capabilities` that no user has started, and where the rights of the process are
+    not known. `parents`: those of the processes of the tree.
     """
-    if pid not in rights or is_root(rights[pid], sum(1 << number for number in capabilities)):
+    if pid not in rights:
         return None
+    mine = rights[pid]
+    is_started_by_another = has_rights_of_another(pid, rights, parents)
+    if is_root(mine, sum(1 << number for number in capabilities)) and not is_started_by_another:
+        return None
+    # The capabilities of root are those of its user; ambient ones were there before the program was executed.
+    has_gained = mine.uids[0] != 0 and mine.capabilities[_PERMITTED] & ~mine.capabilities[_AMBIENT]
+    has_gained_rights = is_started_by_another or pid in undumpable or bool(has_gained)
     may_look_into = may_trace_of(pid, rights, undumpable)
-    return lambda file: may_keep(file, may_look_into)
+    return lambda file: may_keep(file, may_look_into, has_gained_rights=has_gained_rights)
+
+
+def has_rights_of_another(pid: int, rights: Mapping[int, Rights], parents: Mapping[int, int]) -> bool:
+    """Return whether the user who started the process may be another than the one whose rights it has.
+
+    It has executed a set-user-id or set-group-id program, or one of its ancestors in the tree is of another user.
+    """
+    mine, uid = rights[pid], rights[pid].uids[0]
+    if {*mine.uids} != {uid} or {*mine.gids} != {mine.gids[0]}:
+        return True
+    passed = {pid}
+    while (pid := parents.get(pid, 0)) in rights and pid not in passed:
+        passed.add(pid)
+        if {*rights[pid].uids} not in ({0}, {uid}):
+            return True
+    return False
 
 
 def is_root(rights: Rights, everything: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from command import Crckpt
 from control_groups import make_group
 from stopped_trees import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree, started
+
+from crckpt.host.proc import effective_capabilities
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -46,6 +49,15 @@ sys.argv[2:] = []
 from counter import main
 main()
 """
+EXECUTES: Final = """
+import os, sys
+if os.fork():
+    os.wait()
+os.dup2(os.open("/proc/self/mem", os.O_RDWR), 60)
+becomes = "import os; os.geteuid() or (os.setgid(0), os.setuid(0))"
+os.execv(sys.argv[2], [sys.argv[2], "-c", becomes + "; from counter import main; main()", sys.argv[1]])
+"""
+CAP_SYS_RESOURCE: Final = 24
 DAC_OVERRIDE: Final = struct.pack("<5I", 0x02000001, 1 << 1, 0, 0, 0)
 """The value of security.capability (linux/capability.h): permitted and effective."""
 
@@ -113,6 +125,27 @@ def test_memory_of_a_child_with_more_rights_is_not_opened(crckpt: Crckpt) -> Non
             error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
             assert f"process {tree.pid} (python3) would have /proc/" in error
             assert "/mem open as root has it" in error
+
+
+@pytest.mark.parametrize("gains", ["a capability", "root"])
+def test_memory_of_an_executed_program_with_more_rights_is_not_opened(crckpt: Crckpt, gains: str) -> None:
+    """A user opens the memory of a process, and executes a program with more rights in it: its output would go there.
+
+    The kernel had bound the descriptor to what the process was before.
+    """
+    if gains == "root" and CAP_SYS_RESOURCE not in effective_capabilities():
+        pytest.skip("needs CAP_SYS_RESOURCE, to dump processes of two users")
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        python = Path(place, "python3")
+        python.write_bytes(Path(PYTHON).read_bytes())
+        python.chmod(0o4755 if gains == "root" else 0o755)
+        if gains == "a capability":
+            os.setxattr(python, "security.capability", DAC_OVERRIDE)
+        with stopped(crckpt, as_nobody(EXECUTES, str(python)), "--force") as tree:
+            error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
+            assert re.search(r"would have /proc/\d+/mem open as root has it", error)
+            assert not Path(f"/proc/{tree.pid}").exists()
 
 
 @pytest.mark.parametrize("path", ["/proc/self/maps", "/proc/meminfo", "/sys/devices/system/cpu/online"])

@@ -127,6 +127,7 @@ class _Check:
         self._inside = {process.pid for process in tree.processes}
         self._rights = {each.pid: each.core.rights for each in tree.processes if each.core.rights is not None}
         self._deaf = {each.pid for each in tree.processes if each.memory and each.memory.dumpable != 1}
+        self._parents = {each.pid: each.ppid for each in tree.processes}
         self._ours = proc.effective_capabilities()
 
     def findings(self, init: int | None) -> Iterator[Finding]:
@@ -201,7 +202,7 @@ class _Check:
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""
-        judge = make_judge(process.pid, self._rights, self._deaf, self._ours)
+        judge = make_judge(process.pid, self._rights, self._deaf, self._ours, self._parents)
         if judge is None:
             return
         for opened in process.descriptors:

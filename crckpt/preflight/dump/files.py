@@ -97,9 +97,15 @@ def _find_kernel_files(observed: Observed) -> Iterator[Finding]:
     """Find files of the kernel for which a restore is refused without --allow-weaker."""
     processes = {process.pid: process for process in observed.tree.processes}
     undumpable = {pid for pid, state in observed.states.processes.items() if not state.is_dumpable}
+    parents = {
+        process.ns_pids[-1]: processes[process.ppid].ns_pids[-1]
+        for process in observed.tree.processes
+        if process.ppid in processes
+    }
+    rights, ours = observed.states.rights, observed.own_capabilities
     for held in observed.kernel_files:
         process = processes[held.pid]
-        judge = make_judge(process.ns_pids[-1], observed.states.rights, undumpable, observed.own_capabilities)
+        judge = make_judge(process.ns_pids[-1], rights, undumpable, ours, parents)
         if judge is not None and not judge(held.file):
             yield cause("kernel-file-open").finding(pid=held.pid, comm=process.comm, fd=held.fd, path=held.file.path)
 

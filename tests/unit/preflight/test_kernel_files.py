@@ -6,10 +6,11 @@ import os
 import stat
 
 import pytest
+from msgspec.structs import replace
 
 from crckpt.host.observe.files import KernelFile
 from crckpt.images.core import Rights
-from crckpt.preflight.kernel_files import PROC, SYSFS, is_root, may_keep, may_trace_of
+from crckpt.preflight.kernel_files import PROC, SYSFS, is_root, make_judge, may_keep, may_trace_of
 
 CGROUP2, DEBUGFS, EXT4 = 0x63677270, 0x64626720, 0xEF53
 READS, WRITES = os.O_RDONLY, os.O_WRONLY
@@ -92,6 +93,53 @@ def test_privileged_kernel_file_is_not_kept(magic: int, path: str, flags: int, m
 )
 def test_process_with_more_rights_is_not_opened(theirs: Rights, may: bool) -> None:
     assert may_trace_of(OWN, {OWN: rights(), CHILD: theirs}, ())(CHILD) == may
+
+
+ROOT, USER, BY_USER = rights(0, EVERYTHING), rights(), replace(rights(0, EVERYTHING), uids=(1000, 0, 0, 0))
+AMBIENT = replace(rights(), capabilities=(0b1, 0b1, 0b1, EVERYTHING, 0b1))
+IN_GROUP = replace(rights(), gids=(1000, 5, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("tree", "keeps_memory"),
+    [
+        ((USER,), True),
+        ((AMBIENT,), True),
+        ((ROOT, USER), True),  # a daemon's worker
+        ((rights(0, 0b11),), True),  # a service of root without some capabilities
+        ((rights(effective=0b1),), False),  # has executed a program with a file capability
+        ((BY_USER,), False),
+        ((IN_GROUP,), False),
+        ((USER, BY_USER, ROOT), False),  # by sudo
+        ((rights(1001), USER), False),
+    ],
+)
+def test_process_with_more_rights_than_its_user_does_not_keep_its_memory(
+    tree: tuple[Rights, ...], keeps_memory: bool
+) -> None:
+    """It may have the file from that user, who opened it before this program was executed."""
+    pid = len(tree)
+    judge = make_judge(pid, dict(enumerate(tree, 1)), (), range(3), {each: each - 1 for each in range(1, pid + 1)})
+    assert judge is not None
+    for name in ("auxv", "environ", "maps", "mem", "numa_maps", "smaps", "smaps_rollup"):
+        assert judge(KernelFile(PROC, f"/proc/{pid}/{name}", READS, stat.S_IFREG | 0o444)) == keeps_memory
+    assert judge(KernelFile(PROC, f"/proc/{pid}/mem", os.O_RDWR, stat.S_IFREG | 0o600)) == keeps_memory
+    assert judge(KernelFile(PROC, f"/proc/{pid}/fdinfo", READS, stat.S_IFDIR | 0o555))
+
+
+def test_process_that_its_user_may_not_trace_does_not_keep_its_memory() -> None:
+    judge = make_judge(OWN, {OWN: USER}, {OWN}, range(3), {})
+    assert judge is not None
+    assert not judge(KernelFile(PROC, f"/proc/{OWN}/mem", os.O_RDWR, stat.S_IFREG | 0o600))
+
+
+def test_only_root_that_no_user_started_keeps_everything() -> None:
+    parents = {OWN: CHILD, CHILD: OUTSIDE}
+    assert make_judge(OWN, {OWN: ROOT, CHILD: ROOT}, (), range(3), parents) is None
+    for tree in ({OWN: BY_USER}, {OWN: ROOT, CHILD: USER}):
+        judge = make_judge(OWN, tree, (), range(3), parents)
+        assert judge is not None
+        assert not judge(KernelFile(CGROUP2, "/sys/fs/cgroup/cgroup.procs", WRITES, stat.S_IFREG | 0o644))
 
 
 def test_root_has_all_of_our_capabilities() -> None:
