@@ -36,7 +36,8 @@ class OutputLog:
                 raise PermissionError(1, "the directory belongs to another user, or others can write to it")
             for number in range(1, _MOST_OF_A_JOB):
                 name = f"{job}.log" if number == 1 else f"{job}-{number}.log"
-                if self._open(name):
+                self._file = self._open(name)
+                if self._file >= 0:
                     self.path = directory / name
                     return
         except OSError as error:
@@ -53,13 +54,18 @@ class OutputLog:
         """Append output. What cannot be written is lost: a full disk must not stop the program."""
         with suppress(OSError):
             if os.fstat(self._file).st_size + len(output) > self.most_bytes:
-                os.rename(self._name, f"{self._name}.1", src_dir_fd=self._directory, dst_dir_fd=self._directory)
-                before = self._file
-                if self._open(self._name):
-                    os.close(before)
-                else:
-                    self._file = before
+                self._rotate()
             os.write(self._file, output)
+
+    def _rotate(self) -> None:
+        """Begin a new file; go on with the old one where that is not possible."""
+        name = self.path.name
+        with suppress(OSError):
+            os.rename(name, f"{name}.1", src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        with suppress(OSError):
+            if (file := self._open(name)) >= 0:
+                os.close(self._file)
+                self._file = file
 
     def close(self) -> None:
         """Close the log."""
@@ -68,20 +74,18 @@ class OutputLog:
                 os.close(descriptor)
         self._file = self._directory = -1
 
-    def _open(self, name: str) -> bool:
-        """Open the file, and return whether no other terminal writes to it. Raises OSError."""
-        self._file = os.open(name, _FLAGS, 0o600, dir_fd=self._directory)
-        found = os.fstat(self._file)
+    def _open(self, name: str) -> int:
+        """Open the file, and return its descriptor; -1 if another terminal writes to it. Raises OSError."""
+        file = os.open(name, _FLAGS, 0o600, dir_fd=self._directory)
         try:
+            found = os.fstat(file)
             if not is_own(found, stat.S_IFREG) or found.st_nlink > 1:
                 raise PermissionError(1, f"{name} is not a file of its own, or others can write to it")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(file, 0o600)
         except OSError as error:
-            os.close(self._file)
-            self._file = -1
+            os.close(file)
             if isinstance(error, BlockingIOError):
-                return False
+                return -1
             raise
-        os.fchmod(self._file, 0o600)
-        self._name = name
-        return True
+        return file

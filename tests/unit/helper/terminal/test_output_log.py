@@ -33,6 +33,37 @@ def test_full_log_is_rotated(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.parametrize("obstacle", ["directory", "other terminal", "none"])
+def test_output_goes_on_if_no_new_file_can_be_begun(tmp_path: Path, obstacle: str) -> None:
+    """The old file takes it, and the next one begins once that is possible. No descriptor is lost."""
+    log = OutputLog("job", tmp_path)
+    log.most_bytes = 10
+    log.write(b"0123456\n")
+    (tmp_path / "job.log").rename(tmp_path / "kept")
+    if obstacle == "directory":
+        # Neither renamed nor opened as a file.
+        (tmp_path / "job.log").mkdir()
+        (tmp_path / "job.log.1").touch()
+    elif obstacle == "other terminal":
+        other = OutputLog("job", tmp_path)
+        (tmp_path / "job.log.1").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    log.write(b"1234567\n")
+    log.write(b"2345678\n")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    if obstacle == "none":
+        assert (tmp_path / "job.log.1").read_bytes() + (tmp_path / "job.log").read_bytes() == b"1234567\n2345678\n"
+    else:
+        assert (tmp_path / "kept").read_bytes() == b"0123456\n1234567\n2345678\n"
+    if obstacle == "directory":
+        (tmp_path / "job.log").rmdir()
+        log.write(b"3456789\n")
+        assert (tmp_path / "job.log").read_bytes() == b"3456789\n"
+    elif obstacle == "other terminal":
+        other.close()
+    log.close()
+
+
 def test_two_terminals_of_a_job_have_two_logs(tmp_path: Path) -> None:
     first, second = OutputLog("job", tmp_path), OutputLog("job", tmp_path)
     assert [first.path.name, second.path.name] == ["job.log", "job-2.log"]
