@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -24,8 +25,9 @@ from crckpt.cli.completion.complete import complete
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
-# `crckpt attach` finds the terminals of all stores: those of other tests, too.
-JOB: Final = f"prompt-{os.getpid()}"
+# `crckpt attach` finds the terminals of all stores, and logs are in one directory: those of other tests, too. Workers
+# have PID namespaces of their own, in which PIDs repeat.
+JOB: Final = f"prompt-{secrets.token_hex(4)}"
 WITHIN_S: Final = 60
 USAGE: Final = 2
 NOT_RUNNING: Final = 14
