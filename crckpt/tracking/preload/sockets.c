@@ -5,6 +5,7 @@
  * socket must get the program's name: they are made with the rights of the user who could replace a part of the path.
  */
 #define _GNU_SOURCE
+#include "holders.h"
 #include "links.h"
 #include "peers.h"
 #include "trusted.h"
@@ -85,8 +86,9 @@ static int is_of_criu_itself(const char *path)
 }
 
 /*
- * Connect to the socket that was found, with the rights of its owner, and not to what the path leads to by now: another
- * user who listens there would take the program for one of root's (SO_PEERCRED).
+ * Connect to the socket that was found, and not to what the path leads to by now: another user who listens there would
+ * take the program for one of root's (SO_PEERCRED). A user's program gets a connection only with its own rights: its user
+ * may have put root's directory there. A program of root connects with the rights of the socket's owner.
  */
 VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length)
 {
@@ -105,7 +107,11 @@ VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length
     descriptor_path(number, at.sun_path);
     if (syscall(SYS_fstat, number, &found))
         return close_and_return(number, -1);
-    return close_and_return(number, call_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at));
+    if (!become_holder())
+        return close_and_return(number, call_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at));
+    int result = syscall(SYS_connect, socket, &at, sizeof at);
+    become_builder();
+    return close_and_return(number, result);
 }
 
 VISIBLE int chdir(const char *path)

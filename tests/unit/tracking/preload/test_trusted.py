@@ -25,7 +25,7 @@ NOBODY: Final = 65534
 TRIES: Final = (
     TRIED
     + """
-import ctypes, json, os, socket, sys
+import ctypes, json, os, socket, struct, sys
 root = os.open("/", os.O_RDONLY)
 libc = ctypes.CDLL(None, use_errno=True)
 def opened(path):
@@ -54,6 +54,18 @@ def exchanged(path):
 def removed(path):
     if libc.unlinkat(-100, path.encode(), 0):
         raise OSError(ctypes.get_errno(), "")
+def connected(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.connect(path)
+if table := os.environ.get("CRCKPT_HOLDERS"):
+    # Another process than the one that has loaded the library, which is a user's: without other groups.
+    ready, note = os.pipe()
+    if child := os.fork():
+        with open(table, "r+b") as file:
+            file.write(struct.pack("5I", child, 65534, 65534, 0, 0))
+        os.write(note, b"x")
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os.read(ready, 1)
 print(json.dumps([tried(globals()[what], path) for what, path in json.loads(sys.argv[1])]))
 """
 )
@@ -149,11 +161,31 @@ def test_only_the_socket_that_was_bound_gets_an_owner(place: Path) -> None:
     assert (own / "one").stat().st_uid == NOBODY
 
 
-def _tried(*tries: tuple[str, Path]) -> list[int]:
+def test_program_of_a_user_connects_only_where_it_may(place: Path) -> None:
+    """Its user has put root's directory where the socket of its own server was."""
+    (place / "s").mkdir()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as closed,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as opened,
+    ):
+        for listener, name, mode in (closed, "closed", 0o600), (opened, "open", 0o666):
+            listener.bind(str(place / "s" / name))
+            (place / "s" / name).chmod(mode)
+        tries = (("connected", place / "s/closed"), ("connected", place / "s/open"))
+        assert _tried(*tries, table=place / "holders") == [errno.EACCES, 0]
+        # As a program of root.
+        assert _tried(*tries) == [0, 0]
+
+
+def _tried(*tries: tuple[str, Path], table: Path | None = None) -> list[int]:
+    """Try as a program of root, or, with a file for the `table` of holders, as one of NOBODY."""
+    if table is not None:
+        table.write_bytes(bytes(4096))
+    holders = {} if table is None else {"CRCKPT_HOLDERS": str(table)}
     words = json.dumps([(what, str(path)) for what, path in tries])
     result = subprocess.run(
         [sys.executable, "-S", "-c", TRIES, words],
-        env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)},
+        env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)} | holders,
         capture_output=True,
         text=True,
         check=True,
