@@ -80,11 +80,16 @@ static void enter_control_groups(const uint32_t *one, pid_t pid)
     }
 }
 
+int is_criu_itself(void)
+{
+    return table && syscall(SYS_getpid) == started_as;
+}
+
 /* The record of this process, or NULL. In CRIU itself there is none, whatever its PID. */
 static const uint32_t *find_holder(void)
 {
     pid_t pid = syscall(SYS_getpid);
-    if (!table || pid == started_as)
+    if (!table || is_criu_itself())
         return NULL;
     if (own.pid == pid)
         return own.found;

@@ -3,6 +3,7 @@
  * socket's name had been removed, it moves the file that has the name now away and back. All that is done by path
  * (criu/sk-unix.c): here only root can redirect these paths (trusted.c). bind(2) and connect(2) take no directory, and the
  * socket must get the program's name: they are made with the rights of the user who could replace a part of the path.
+ * CRIU removes old sockets before it makes the processes: here the process does it that binds, with its own rights.
  */
 #define _GNU_SOURCE
 #include "holders.h"
@@ -42,15 +43,34 @@ static int has_path(const struct sockaddr *address, socklen_t length, char path[
     return 1;
 }
 
-/* Make a call for which the kernel looks up a path, or makes a file, with the rights of this user. */
-static int call_as(uid_t user, long call, int socket, const struct sockaddr *address, socklen_t length)
+/* Make a call for which the kernel looks up a path, or changes a directory, with the rights of this user. */
+static int call_as(uid_t user, long call, int number, const void *at, long last)
 {
     long before = user ? syscall(SYS_setfsuid, user) : 0;
-    int result = syscall(call, socket, address, length), why = errno;
+    int result = syscall(call, number, at, last), why = errno;
     if (user)
         syscall(SYS_setfsuid, before);
     errno = why;
     return result;
+}
+
+/* Remove a socket as the process that has it now; as root only where nobody but root can have put it. */
+static int unlink_socket(const struct place *place)
+{
+    struct stat found;
+    if (syscall(SYS_newfstatat, place->directory, place->last, &found, (long)AT_SYMLINK_NOFOLLOW))
+        return -1;
+    if (!S_ISSOCK(found.st_mode)) {
+        errno = EPERM;
+        return -1;
+    }
+    if (become_holder()) {
+        int result = syscall(SYS_unlinkat, place->directory, place->last, 0l);
+        become_builder();
+        if (!result || (errno != EACCES && errno != EPERM) || !place->is_roots)
+            return result;
+    }
+    return call_as(place->user, SYS_unlinkat, place->directory, place->last, 0);
 }
 
 VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
@@ -63,7 +83,14 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
         return syscall(SYS_bind, socket, address, length);
     if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
-    int result = close_and_return(place.directory, call_as(place.user, SYS_bind, socket, address, length));
+    int result = call_as(place.user, SYS_bind, socket, address, length);
+    if (result && errno == EADDRINUSE) {
+        if (!unlink_socket(&place))
+            result = call_as(place.user, SYS_bind, socket, address, length);
+        else
+            errno = EADDRINUSE;
+    }
+    close_and_return(place.directory, result);
     int file = result ? -1 : syscall(SYS_ioctl, socket, SIOCUNIXFILE, 0l);
     if (file >= 0) {
         remember_made(file);
@@ -73,7 +100,7 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
 }
 
 /* CRIU's own sockets: in /proc, the server of images, which comes first, and sockets that were removed. */
-static int is_of_criu_itself(const char *path)
+static int is_address_of_criu(const char *path)
 {
     static int is_begun;
     struct statfs there;
@@ -95,7 +122,7 @@ VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length
     char path[sizeof(struct sockaddr_un)];
     struct place place;
     struct stat found;
-    if (!has_path(address, length, path) || is_of_criu_itself(path))
+    if (!has_path(address, length, path) || is_address_of_criu(path))
         return syscall(SYS_connect, socket, address, length);
     if (!find_place(AT_FDCWD, path, 1, &place))
         return -1;
@@ -124,23 +151,24 @@ VISIBLE int chdir(const char *path)
     return number < 0 ? -1 : close_and_return(number, syscall(SYS_fchdir, number));
 }
 
-static int unlink_by_name(const char *path, int flags)
-{
-    struct place place;
-    if (!find_place(AT_FDCWD, path, 0, &place))
-        return -1;
-    return close_and_return(place.directory, syscall(SYS_unlinkat, place.directory, place.last, flags));
-}
-
 VISIBLE int unlinkat(int from, const char *name, int flags)
 {
-    return from == AT_FDCWD && !is_of_criu(last_part(name)) ? unlink_by_name(name, flags)
-                                                            : unlink_in_parent(from, name, flags);
+    struct place place;
+    if (from != AT_FDCWD || is_of_criu(last_part(name)))
+        return unlink_in_parent(from, name, flags);
+    if (is_criu_itself()) {
+        errno = ENOENT;
+        return -1;
+    }
+    return find_place(AT_FDCWD, name, 0, &place) ? close_and_return(place.directory, unlink_socket(&place)) : -1;
 }
 
 VISIBLE int rmdir(const char *path)
 {
-    return unlink_by_name(path, AT_REMOVEDIR);
+    struct place place;
+    if (!find_place(AT_FDCWD, path, 0, &place))
+        return -1;
+    return close_and_return(place.directory, syscall(SYS_unlinkat, place.directory, place.last, AT_REMOVEDIR));
 }
 
 VISIBLE int rename(const char *path, const char *name)

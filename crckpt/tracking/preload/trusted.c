@@ -56,12 +56,12 @@ static int enter_directory(struct walk *walk, int number)
     walk->place->directory = number;
     if (number < 0 || syscall(SYS_fstat, number, &status))
         return fail_walk(walk, number < 0 ? why : errno);
-    if (!walk->is_trusted)
-        return 1;
-    if (!is_roots(status.st_uid))
+    int is_shared = status.st_mode & (S_IWGRP | S_IWOTH);
+    if (walk->is_trusted && !is_roots(status.st_uid))
         walk->place->user = status.st_uid;
-    if (!is_roots(status.st_uid) || (status.st_mode & (S_IWGRP | S_IWOTH) && !(status.st_mode & S_ISVTX)))
+    if (!is_roots(status.st_uid) || (is_shared && !(status.st_mode & S_ISVTX)))
         walk->is_trusted = 0;
+    walk->place->is_roots = walk->is_trusted && !is_shared;
     return 1;
 }
 
@@ -136,10 +136,23 @@ static int begin_walk(struct walk *walk, int directory, const char *path)
     size_t length = length_of(path);
     if (!length || length >= LONGEST_PATH)
         return fail_walk(walk, length ? ENAMETOOLONG : ENOENT);
-    int is_begun = *path == '/' ? enter_root(walk) : enter_directory(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
+    char *into = walk->rest;
+    int is_begun;
+    if (*path == '/' || directory != AT_FDCWD)
+        is_begun = *path == '/' ? enter_root(walk) : enter_directory(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
+    else {
+        /* The owners of the directories above the working directory count, too. */
+        long end = syscall(SYS_getcwd, walk->rest, LONGEST_PATH);
+        if (end <= 0 || *walk->rest != '/')
+            return fail_walk(walk, ENOENT);
+        for (long i = 0; i < end - 1; i++)
+            walk->rest[i] = walk->rest[i + 1];
+        into += end - 2;
+        *into++ = '/';
+        is_begun = enter_root(walk);
+    }
     while (*path == '/')
         path++;
-    char *into = walk->rest;
     while ((*into++ = *path++))
         ;
     return is_begun;
@@ -159,6 +172,7 @@ int find_place(int directory, const char *path, int is_last_followed, struct pla
     walk.links = 0;
     place->directory = -1;
     place->user = 0;
+    place->is_roots = 0;
     if (!begin_walk(&walk, directory, path))
         return 0;
     for (;;) {

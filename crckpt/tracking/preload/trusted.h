@@ -9,6 +9,8 @@ struct place {
     char last[256];
     /* The user, besides root, who could have replaced the directory; 0: none. */
     uid_t user;
+    /* Nobody but root can have put anything there: neither the directory, nor what is in it. */
+    int is_roots;
 };
 
 /* Find the place of a path. Whether that worked; else errno says why. ELOOP: there is a symlink of another user. */

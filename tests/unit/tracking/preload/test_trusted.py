@@ -177,6 +177,34 @@ def test_program_of_a_user_connects_only_where_it_may(place: Path) -> None:
         assert _tried(*tries) == [0, 0]
 
 
+def test_program_of_a_user_removes_only_sockets_that_it_may_remove(place: Path) -> None:
+    """A socket of root's in a directory of root's that the user has moved there stays, and so does each other file."""
+    places = {"user": (NOBODY, 0o755), "user/roots": (0, 0o755), "shared": (0, 0o1777), "roots": (0, 0o755)}
+    for name, (owner, mode) in places.items():
+        (place / name).mkdir()
+        (place / name).chmod(mode)
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(place / name / "s"))
+        os.chown(place / name, owner, owner)
+    (place / "user/file").touch()
+    expected = {
+        ("bound", "user/roots/s"): errno.EADDRINUSE,
+        ("removed", "user/roots/s"): errno.EACCES,
+        ("removed", "shared/s"): errno.EPERM,
+        ("removed", "user/file"): errno.EPERM,
+        ("bound", "user/s"): 0,
+        ("removed", "user/s"): 0,
+        # The program has dropped root's rights since it has bound it. Nobody but root can have put it there.
+        ("bound", "roots/s"): 0,
+    }
+    results = _tried(*((what, place / name) for what, name in expected), table=place / "holders")
+    assert dict(zip(expected, results, strict=True)) == expected
+    assert _tried(("removed", place / "shared/s"), ("bound", place / "user/roots/s")) == [0, errno.EADDRINUSE]
+    os.chdir(place / "user/roots")
+    assert _tried(("removed", Path("s"))) == [errno.EACCES]
+    assert (place / "user/roots/s").is_socket()
+
+
 def _tried(*tries: tuple[str, Path], table: Path | None = None) -> list[int]:
     """Try as a program of root, or, with a file for the `table` of holders, as one of NOBODY."""
     if table is not None:
