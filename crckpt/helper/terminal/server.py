@@ -17,6 +17,7 @@ import selectors
 import signal
 import sys
 import termios
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,9 @@ _NOT_OURS: Final = (
 )
 # The root may end before all is read that it has written.
 _QUIET_S: Final = 0.1
+# Processes that fork faster than they end, or hang in the kernel, must not keep the restore from ending.
+_MOST_S_TO_END: Final = 10.0
+_PAUSE_S: Final = 0.01
 
 
 class _Holder:
@@ -68,9 +72,11 @@ class _Holder:
         self._clients = Clients(master, self._waiting, self._attend_master)
         self._socket: Path | None = None
         self._tree: HeldTree | None = None
+        self._started: set[int] = set()
         self._ended: dict[int, int] = {}
         self._is_init = os.getpid() == 1
         self._is_terminated = False
+        self._is_given_up = False
         self._is_drained = False
 
     def serve(self) -> None:
@@ -145,6 +151,7 @@ class _Holder:
             pid = run.spawn(request.argv, given, environment=request.environment, own_session=False)
         except OSError as error:
             return HolderAnswer(failed=f"cannot run {request.argv[0]}: {error.strerror}")
+        self._started.add(pid)
         # The restore may be in another PID namespace.
         pidfd = os.pidfd_open(pid)
         self._answer(HolderAnswer(started=pid), pidfd)
@@ -158,7 +165,9 @@ class _Holder:
         set_child_subreaper(enabled=False)
         self._tree = tree
         self._clients.tree = tree
+        self._ended = {pid: status for pid, status in self._ended.items() if self._is_awaited(pid)}
         if self._status() is not None:
+            self._close_slave()
             return HolderAnswer()
         with suppress(OSError):
             # The group of the root gets what is typed (^C). Without effect on a tree with a session of its own.
@@ -187,25 +196,41 @@ class _Holder:
                 if pid == 0:
                     break
                 if not os.WIFSTOPPED(status):
+                    if not self._is_awaited(pid):
+                        continue
                     self._ended[pid] = status
                     self._answer(HolderAnswer(ended=(pid, status)))
                 elif os.WSTOPSIG(status) == signal.SIGTSTP:
                     # ^Z stopped it, and there is no shell that could continue it.
                     with suppress(OSError):
                         os.killpg(os.getpgid(pid), signal.SIGCONT)
-        if self._status() is not None and self._slave >= 0:
-            # The output ends once no process has the slave open.
+        if self._status() is not None:
+            self._close_slave()
+
+    def _is_awaited(self, pid: int) -> bool:
+        """Return whether somebody may ask how this child ended. An init gets all orphans of its namespace."""
+        if self._tree is None:
+            # The restore does not know yet which is the tree's root.
+            return self._control is not None
+        return pid == self._tree.program or pid in self._started
+
+    def _close_slave(self) -> None:
+        # The output ends once no process has the slave open.
+        if self._slave >= 0:
             os.close(self._slave)
             self._slave = -1
 
     def _end_children(self) -> None:
-        """SIGKILL all children, and those that become ours then."""
-        while children := tuple(proc.children(os.getpid())):
+        """SIGKILL all children, and those that become ours then; give up those that do not end."""
+        until = time.monotonic() + _MOST_S_TO_END
+        while (children := proc.children(os.getpid())) and not self._is_given_up:
             for pid in children:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+                    os.waitpid(pid, os.WNOHANG)
+            self._is_given_up = time.monotonic() > until
+            time.sleep(_PAUSE_S)
         self._is_terminated = True
 
     def _status(self) -> int | None:
@@ -219,6 +244,8 @@ class _Holder:
         return code if code >= 0 else 128 - code
 
     def _is_over(self) -> bool:
+        if self._is_given_up:
+            return True
         if self._tree is None:
             return (self._control is None or self._is_terminated) and not proc.children(os.getpid())
         if self._status() is None or not (self._is_drained or self._is_terminated):
