@@ -5,6 +5,7 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 import struct
 import threading
 import time
@@ -44,6 +45,13 @@ def signals_above_limit(__: Path) -> None:
     for _ in range(3):
         checked(LIBC.sigqueue(os.getpid(), signal.SIGRTMIN + 1, None))
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (1, 1))
+
+
+def path_of_socket(workdir: Path) -> object:
+    """The file of a unix socket, opened by its path."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(workdir / "socket"))
+    return server, os.open(workdir / "socket", os.O_PATH)
 
 
 def owned(kind: int, owner: int) -> tuple[int, int]:

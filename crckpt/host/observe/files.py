@@ -33,6 +33,9 @@ _IN_MEMORY: Final = ("tmpfs", "ramfs")
 # Source: linux/major.h.
 _MEMORY_MAJOR: Final = 1
 
+# Source: ipc/mqueue.c.
+_MQUEUE_MAGIC: Final = 0x19800202
+
 # More than struct statfs has.
 _SIZE: Final = 256
 
@@ -40,14 +43,14 @@ _SIZE: Final = 256
 class UnreachableFile(Struct, frozen=True):
     """A file in use that its name does not lead to: its mount is missing (`mount`), or another one hides it (`hidden`).
 
-    Or its name is longer than any path (`long`). `fd` is -1 for a mapped file, and for the current or root directory of
-    a process.
+    Or its name is longer than any path (`long`), or it is a POSIX message queue (`queue`). `fd` is -1 for a mapped
+    file, and for the current or root directory of a process.
     """
 
     pid: int
     fd: int
     path: str
-    why: Literal["mount", "hidden", "long"]
+    why: Literal["mount", "hidden", "long", "queue"]
 
 
 class _Place:
@@ -70,7 +73,7 @@ class _Place:
         # CRIU opens /dev/null and others by their names, as files.
         is_memory_device = stat.S_ISCHR(found.mode) and os.major(found.device) == _MEMORY_MAJOR
         if (is_file or is_memory_device) and not self._has_mount(found.mount, link, found.target):
-            return UnreachableFile(found.pid, found.fd, found.target, "mount")
+            return UnreachableFile(found.pid, found.fd, found.target, "queue" if _is_queue(found, link) else "mount")
         if is_file and found.mount in self._ids and self._is_hidden(link, found.target):
             return UnreachableFile(found.pid, found.fd, found.target, "hidden")
         return None
@@ -191,6 +194,13 @@ def _is_file(mode: int, target: str) -> bool:
         and target.startswith("/")
         and not target.startswith(_NAMELESS)
     )
+
+
+def _is_queue(found: Descriptor, link: str) -> bool:
+    # On the kernel's own mount, a queue has no directory. statfs(2) would wait for ever for some other file systems.
+    with suppress(OSError):
+        return found.target.rindex("/") == 0 and read_magic(link) == _MQUEUE_MAGIC
+    return False
 
 
 class HeldKernelFile(Struct, frozen=True):

@@ -20,6 +20,13 @@ _OF_FILE_SYSTEM = re.compile(r"^fanotify sdev:", re.MULTILINE)
 # How the paths of deleted maps begin that are memory, not files.
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
+# Keys of causes by why a file is not reached.
+_UNREACHABLE = {
+    "mount": "mount-lookup",
+    "hidden": "file-hidden",
+    "long": "long-path",
+    "queue": "message-queue",
+}
 # Keys of causes by the path of a map.
 _UNKNOWN_MAPS = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
 
@@ -35,8 +42,8 @@ def judge_files(observed: Observed, *, stop: bool) -> Iterator[Finding]:
                 yield cause("mount-lookup-mapped").finding(path=file.path)
             left.add(file.pid)
         else:
-            key = {"mount": "mount-lookup", "hidden": "file-hidden", "long": "long-path"}[file.why]
-            yield cause(key).finding(path=file.path, fd=file.fd)
+            values = {"pid": file.pid, "holder": f" of PID {file.pid}"}
+            yield cause(_UNREACHABLE[file.why]).finding(path=file.path, fd=file.fd, **values)
     for epoll in observed.lost_epolls:
         if epoll.builder:
             yield cause("epoll-elsewhere").finding(pid=epoll.pid, builder=epoll.builder)
@@ -44,13 +51,20 @@ def judge_files(observed: Observed, *, stop: bool) -> Iterator[Finding]:
             yield cause("epoll-closed").finding(pid=epoll.pid)
     if observed.lost_watches:
         yield cause("watch").finding()
+    yield from _judge_opened(observed)
+    yield from _find_losses(observed, stop=stop)
+    yield from _find_kernel_files(observed)
+
+
+def _judge_opened(observed: Observed) -> Iterator[Finding]:
     for descriptor in observed.descriptors:
         if descriptor.target == "anon_inode:[fanotify]" and _OF_FILE_SYSTEM.search(descriptor.info):
             yield cause("watch-file-system").finding(pid=descriptor.pid, fd=descriptor.fd)
+        # CRIU takes it for a socket (criu/files.c, dump_one_file), and cannot read its options.
+        if stat.S_ISSOCK(descriptor.mode) and descriptor.flags & os.O_PATH:
+            yield cause("socket-file").finding(path=descriptor.target, fd=descriptor.fd, pid=descriptor.pid)
         if descriptor.flags & os.O_TMPFILE == os.O_TMPFILE and not descriptor.links:
             yield cause("unnamed-file").finding(path=descriptor.target, fd=descriptor.fd, pid=descriptor.pid)
-    yield from _find_losses(observed, stop=stop)
-    yield from _find_kernel_files(observed)
 
 
 def judge_maps(observed: Observed) -> Iterator[Finding]:
