@@ -9,7 +9,9 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.images import magics
 from crckpt.images.decode import Field
+from crckpt.images.framing import read_messages
 from crckpt.images.wire import Message
 from crckpt.model import Count
 
@@ -232,6 +234,15 @@ class PacketSocket(Struct, frozen=True, tag_field="is", tag=True):
     @property
     def title(self) -> str:
         return f"packet {self.type} {self.protocol:#06x}"
+
+
+def read_in_flight(data: bytes, name: str = "sk-queues.img") -> frozenset[int]:
+    """Return the ids of the open files that wait in unix sockets (SCM_RIGHTS; images/sk-packet.proto).
+
+    Raises IntegrityError if the image is damaged.
+    """
+    packets = read_messages(data, name, magics.SK_QUEUES)
+    return frozenset(file for packet in packets for sent in packet.messages(4) for file in sent.uints(2))
 
 
 Socket = InetSocket | UnixSocket | NetlinkSocket | PacketSocket

@@ -20,7 +20,7 @@ from msgspec import Struct
 from crckpt.host import proc
 from crckpt.host.observe.sock_diag import LiveUnixSocket, find_sockets_with_keys, read_unix_sockets
 from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.proc.fd import read_targets, socket_inode
+from crckpt.host.proc.fd import read_info, read_targets, socket_inode
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_unix
 
 _IP_FREEBIND = 15  # linux/in.h
@@ -166,6 +166,17 @@ def find_outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ..
         return ()
     # CRIU saves descriptors that wait in a socket of the tree: the other end may be there.
     return () if any(_IN_FLIGHT.search(found.info) for found in descriptors) else tuple(_ends(stayed, descriptors))
+
+
+def find_descriptors_in_flight(descriptors: Iterable[proc.Descriptor]) -> tuple[proc.Descriptor, ...]:
+    """Find the unix sockets in which descriptors waited, both when these were read and now."""
+    waiting = []
+    for found in descriptors:
+        if _IN_FLIGHT.search(found.info):
+            with suppress(OSError):
+                if _IN_FLIGHT.search(read_info(found.pid, found.fd)):
+                    waiting.append(found)
+    return tuple(waiting)
 
 
 def _ends(known: dict[int, LiveUnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:

@@ -30,6 +30,7 @@ from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read
 from crckpt.host.observe.sockets import (
     OutsideEnd,
     WeakSocket,
+    find_descriptors_in_flight,
     find_names,
     find_outside_ends,
     find_weak_sockets,
@@ -124,9 +125,9 @@ class Observed(Struct, frozen=True):
     namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are threads in a
     call that CRIU alone would interrupt. `wall_clock_timers` are PIDs of processes with such POSIX timers,
     `executed_from_memory` of those whose program is a memory file.
-    `weak_sockets` come back with less protection. `states` are read only if there are `kernel_files`. `volatile_files`
-    are paths that a restore needs, and that a reboot removes. `unlinked` are files that lost their name, and have
-    another one only in other directories.
+    `weak_sockets` come back with less protection. `in_flight` are unix sockets in which descriptors wait. `states` are
+    read only if there are these or `kernel_files`. `volatile_files` are paths that a restore needs, and that a reboot
+    removes. `unlinked` are files that lost their name, and have another one only in other directories.
     """
 
     tree: proc.Tree
@@ -155,6 +156,7 @@ class Observed(Struct, frozen=True):
     waits: tuple[WaitingThread, ...] = ()
     weak_sockets: tuple[WeakSocket, ...] = ()
     kernel_files: tuple[HeldKernelFile, ...] = ()
+    in_flight: tuple[proc.Descriptor, ...] = ()
     states: TaskStates = TaskStates()
     volatile_files: tuple[str, ...] = ()
     unlinked: tuple[str, ...] = ()
@@ -226,6 +228,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
     # In another mount namespace a name leads elsewhere, so such files are not checked.
     reached = tuple(found for found in descriptors if found.pid in here)
+    in_flight = find_descriptors_in_flight(descriptors)
     return Observed(
         tree=tree,
         descriptors=descriptors,
@@ -284,7 +287,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             find_weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
         ),
         kernel_files=kernel_files,
-        states=read_task_states(tree.root.pid) if kernel_files else TaskStates(),
+        in_flight=in_flight,
+        states=read_task_states(tree.root.pid) if kernel_files or in_flight else TaskStates(),
         reached_limits=(*find_reached_limits(tree.pids, descriptors), *find_long_mount(root.pid)),
         in_common=tuple(_find_in_common(tree)),
         lost_owners=find_lost_owners(tree, descriptors),

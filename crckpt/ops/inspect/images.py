@@ -8,6 +8,7 @@ from pathlib import Path
 
 from crckpt.images.pipes import PipeContent, read_pipe_contents
 from crckpt.images.repairs import repair_image
+from crckpt.images.sockets import read_in_flight
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.ops.context import Context, Progress
 from crckpt.store import Checkpoint, Repository, file_names, materialise, read_file
@@ -33,6 +34,14 @@ def read_pipes(repository: Repository, checkpoint: Checkpoint, inodes: frozenset
         return ()
     found = read_pipe_contents(read_file(repository, checkpoint, "pipes-data.img"))
     return tuple(pipe for pipe in found if pipe.pipe_id in inodes)
+
+
+def read_files_in_flight(repository: Repository, checkpoint: Checkpoint) -> frozenset[int]:
+    """Read the ids of the open files that wait in unix sockets. Raises IntegrityError."""
+    name = "sk-queues.img"
+    if name not in file_names(repository, checkpoint):
+        return frozenset()
+    return read_in_flight(read_file(repository, checkpoint, name))
 
 
 def unpack_images(repository: Repository, checkpoint: Checkpoint, directory: Path, progress: Progress) -> None:

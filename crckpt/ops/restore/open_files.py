@@ -8,6 +8,9 @@ Where only root can change the path, root may have taken the file away from the 
 one that the program may open; a log to which it only writes, of the same owner.
 
 Of the kernel's own file systems a program keeps only what gives it no right (`crckpt.preflight.kernel_files`).
+
+Files that wait in a unix socket (SCM_RIGHTS) are in no table of descriptors, so crckpt cannot look at what CRIU has
+opened: a program of a user gets only those of a kind that gives it no right.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,7 +37,7 @@ from crckpt.host.disk.users import (
     user_name,
     users_of,
 )
-from crckpt.host.observe.files import read_kernel_file
+from crckpt.host.observe.files import KernelFile, read_kernel_file
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
 from crckpt.images.pipes import Fifo
@@ -44,6 +47,8 @@ from crckpt.preflight.kernel_files import make_judge
 from crckpt.preflight.restore.files import find_needed_path
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
+# CRIU makes them from the images alone, and the kernel asks for no rights of who made them.
+_HARMLESS_IN_FLIGHT: Final = frozenset({"pipe", "memfd", "epoll", "eventfd", "signalfd", "timerfd", "pidfd"})
 
 
 class RecordedFiles(Struct, frozen=True):
@@ -53,7 +58,7 @@ class RecordedFiles(Struct, frozen=True):
     file had, or no `births`: the inode and time of creation of each file, in nanoseconds. `by_inode`: compare inodes
     alone, because the restored tree has other file systems. `heads`: digests of the first bytes of files that it had
     open for writing; `times`: when these were written last. `is_of_this_host`: a file that was not replaced has the
-    inode that it had.
+    inode that it had. `in_flight`: the ids, in the images, of those that waited in unix sockets.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
@@ -63,15 +68,22 @@ class RecordedFiles(Struct, frozen=True):
     times: dict[str, float] = {}
     is_of_this_host: bool = False
     births: dict[str, list[tuple[int, int]]] = {}
+    in_flight: frozenset[int] = frozenset()
 
     @classmethod
     def of_details(
-        cls, details: Mapping[str, Any], *, by_inode: bool = False, is_of_this_host: bool = False
+        cls,
+        details: Mapping[str, Any],
+        *,
+        by_inode: bool = False,
+        is_of_this_host: bool = False,
+        in_flight: frozenset[int] = frozenset(),
     ) -> RecordedFiles:
         """Return the files in the details of a checkpoint."""
         heads, times = details.get("file_heads", {}), details.get("file_times", {})
         files, owners = details.get("files", {}), details.get("file_owners", {})
-        return cls(files, owners, by_inode, heads, times, is_of_this_host, details.get("file_births", {}))
+        births = details.get("file_births", {})
+        return cls(files, owners, by_inode, heads, times, is_of_this_host, births, in_flight)
 
     @property
     def inodes(self) -> dict[str, frozenset[int]]:
@@ -131,6 +143,7 @@ class _Check:
         self._ours = proc.effective_capabilities()
 
     def findings(self, init: int | None) -> Iterator[Finding]:
+        yield from self._find_files_in_flight()
         pids = proc.outer_pids(self._inside, init)
         for process in self._tree.processes:
             if process.state == ZOMBIE or process.pid not in pids:
@@ -202,7 +215,7 @@ class _Check:
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""
-        judge = make_judge(process.pid, self._rights, self._deaf, self._ours, self._parents)
+        judge = self._make_judge(process.pid)
         if judge is None:
             return
         for opened in process.descriptors:
@@ -212,6 +225,22 @@ class _Check:
                     found = read_kernel_file(pid, opened.fd, file.flags)
                     if not judge(found):
                         yield cause("kernel-file").finding(pid=process.pid, comm=process.comm, path=found.path)
+
+    def _make_judge(self, pid: int) -> Callable[[KernelFile], bool] | None:
+        return make_judge(pid, self._rights, self._deaf, self._ours, self._parents)
+
+    def _find_files_in_flight(self) -> Iterator[Finding]:
+        """Find files that wait in a socket, and that a program of a user may receive as root has opened them."""
+        living = [process for process in self._tree.processes if process.state != ZOMBIE]
+        users = [each for each in living if self._make_judge(each.pid) is not None]
+        if not users:
+            return
+        # A process has it open, too: there it is checked, with the rights that all have who may receive it.
+        are_alike = len({self._rights.get(each.pid) for each in living}) == 1 and not self._deaf
+        checked = {opened.file.id for each in living for opened in each.descriptors} if are_alike else set()
+        for file in self._tree.files:
+            if file.id in self._known.in_flight - checked and file.kind not in _HARMLESS_IN_FLIGHT:
+                yield cause("file-in-flight").finding(pid=users[0].pid, comm=users[0].comm, title=file.title)
 
     def _is_right(self, found: LinkTarget, used: _FileInUse, uid: int | None) -> bool:
         """Return whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in

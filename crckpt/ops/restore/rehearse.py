@@ -17,7 +17,7 @@ from crckpt.host.namespaces import memory_limit
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, ignore_progress
 from crckpt.ops.failures import limited_waits_of_restore, to_crckpt_error
-from crckpt.ops.inspect.images import read_image_tree, read_pipes
+from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree, read_pipes
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.images import (
     ImageEdits,
@@ -168,7 +168,9 @@ def rehearse_checkpoint(
             attributes=attributes,
             pipes=read_pipes(repository, checkpoint, verdict.two_way_pipes),
             # On an overlay the files are on another file system.
-            recorded=RecordedFiles.of_details(details, by_inode=True),
+            recorded=RecordedFiles.of_details(
+                details, by_inode=True, in_flight=read_files_in_flight(repository, checkpoint)
+            ),
             rights=tree.root.core.rights,
         )
         run = run_isolated(isolated, limit)

@@ -38,7 +38,7 @@ from crckpt.host.process.terminals import lower_numbers_held, terminal_of_shell
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
-from crckpt.ops.inspect.images import read_image_tree, read_pipes
+from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree, read_pipes
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
@@ -222,7 +222,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         else:
             write_holders(criu.holders, tree, attributes.verdict.moves)
         is_of_this_host = checkpoint.host.hostname == os.uname().nodename
-        recorded = RecordedFiles.of_details(details, is_of_this_host=is_of_this_host)
+        in_flight = read_files_in_flight(repository, checkpoint)
+        recorded = RecordedFiles.of_details(details, is_of_this_host=is_of_this_host, in_flight=in_flight)
         for link in verdict.links:
             stack.enter_context(linked_again(Path(link.path), link.name, link.inode, link.owner))
         result = RestoreResult(

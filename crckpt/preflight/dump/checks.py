@@ -27,6 +27,7 @@ UNTESTED_KIND: Final = "untested-kind"
 _LOSSES: Final = ("socket-loses", "unix-moved", "exit-signal")
 _UNTESTED: Final = (
     *(UNTESTED_KIND, "tcp-keys", "peer-of-another", "kernel-file-open", "packet-ring", "signal-outside"),
+    "descriptors-in-flight",
     *_LOSSES,
 )
 _WARNINGS: Final = (

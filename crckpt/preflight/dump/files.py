@@ -117,9 +117,15 @@ def _find_kernel_files(observed: Observed) -> Iterator[Finding]:
         if process.ppid in processes
     }
     rights, ours = observed.states.rights, observed.own_capabilities
+    judges = {
+        pid: make_judge(process.ns_pids[-1], rights, undumpable, ours, parents) for pid, process in processes.items()
+    }
+    # Whoever receives what waits in a socket: /proc does not say what it is.
+    for found in observed.in_flight if any(judges.values()) else ():
+        comm = processes[found.pid].comm
+        yield cause("descriptors-in-flight").finding(pid=found.pid, comm=comm, fd=found.fd)
     for held in observed.kernel_files:
-        process = processes[held.pid]
-        judge = make_judge(process.ns_pids[-1], rights, undumpable, ours, parents)
+        process, judge = processes[held.pid], judges[held.pid]
         if judge is not None and not judge(held.file):
             yield cause("kernel-file-open").finding(pid=held.pid, comm=process.comm, fd=held.fd, path=held.file.path)
 
