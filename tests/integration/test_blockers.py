@@ -251,6 +251,19 @@ def test_lost_memory_seal_is_a_warning(crckpt: Crckpt) -> None:
         assert not tree.facts()[""]["sealed"]
 
 
+def test_lost_attributes_of_a_removed_file_are_a_warning(crckpt: Crckpt) -> None:
+    with held("removed_attributes") as tree:
+        (warning,) = crckpt.run("doctor", str(tree.pid), "--json").document["result"]["warnings"]
+        assert warning["key"] == "removed-attributes"
+        assert f"loses the extended attributes of the removed file {tree.workdir}/marked (fd " in warning["what"]
+        assert warning["what"].endswith(": user.mark")
+        assert warning["what"] in crckpt.run("dump", str(tree.pid), "job", "--stop").out
+        tree.wait_gone()
+        before = tree.counters()
+        crckpt.run("restore", "job", "--detach")
+        tree.wait_growth(before)
+
+
 def test_lock_shared_with_an_outside_process_is_reported(crckpt: Crckpt) -> None:
     with held("shared_lock") as tree:
         other = int((tree.workdir / "outside").read_text())

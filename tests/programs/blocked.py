@@ -39,7 +39,15 @@ from limited import (
     shared_descriptors,
     shared_directories,
 )
-from not_restored import owner_inside, owner_outside, owner_thread, path_of_socket, signals_above_limit, unmapped
+from not_restored import (
+    owner_inside,
+    owner_outside,
+    owner_thread,
+    path_of_socket,
+    removed_attributes,
+    signals_above_limit,
+    unmapped,
+)
 from oddities import LIBC, PAGE, answered, called, checked, mapped, mounted, outside, pause, unshared, wait
 from selfcheck import Program, fork
 
@@ -559,7 +567,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
         *(alarm_timer, current_terminal, deep_file, full_addresses, full_descriptors, full_maps, long_groups),
         *(left_mounts, many_groups, nested_pids, own_dev, part_of_segment, shared_descriptors, shared_directories),
         *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch, watch_by_fanotify, watch_of_removed),
-        *(owner_inside, owner_outside, owner_thread, path_of_socket, signals_above_limit),
+        *(owner_inside, owner_outside, owner_thread, path_of_socket, removed_attributes, signals_above_limit),
         *(program_in_memory, unix_client_gone, unix_client_waits, unread_credentials, watch_of_file_system),
     )
 } | {

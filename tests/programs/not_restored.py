@@ -47,6 +47,15 @@ def signals_above_limit(__: Path) -> None:
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (1, 1))
 
 
+def removed_attributes(workdir: Path) -> int:
+    """Removed files, one with extended attributes."""
+    for name in ("plain", "marked"):
+        fd = os.open(workdir / name, os.O_CREAT | os.O_RDWR)
+        (workdir / name).unlink()
+    os.setxattr(fd, "user.mark", b"value")
+    return fd
+
+
 def path_of_socket(workdir: Path) -> object:
     """The file of a unix socket, opened by its path."""
     server = socket.socket(socket.AF_UNIX)

@@ -28,6 +28,7 @@ _PLACES = ("/proc", "/sys")
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
 
 _DELETED: Final = " (deleted)"
+_SET: Final = ("user.", "trusted.")
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 
 # Source: linux/major.h.
@@ -177,6 +178,30 @@ def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
             if is_linked and not names.find(path, {status.st_ino}):
                 lost[path] = None
     return tuple(lost)
+
+
+class RemovedFile(Struct, frozen=True):
+    """An open file without a name that has these extended attributes: CRIU copies it without them."""
+
+    pid: int
+    fd: int
+    path: str
+    attributes: tuple[str, ...]
+
+
+def find_removed_with_attributes(descriptors: Iterable[Descriptor]) -> Iterator[RemovedFile]:
+    """Find removed files with extended attributes that a program or root has set (xattr(7)), each once."""
+    seen: set[tuple[int, int]] = set()
+    for found in descriptors:
+        is_kept = bool(found.links) or not (stat.S_ISREG(found.mode) or stat.S_ISDIR(found.mode))
+        if is_kept or found.identity in seen:
+            continue
+        seen.add(found.identity)
+        with suppress(OSError):
+            # The kernel gives a new file those of a security module, and the access list of its directory.
+            names = sorted(name for name in os.listxattr(f"/proc/{found.pid}/fd/{found.fd}") if name.startswith(_SET))
+            if names:
+                yield RemovedFile(found.pid, found.fd, found.target.removesuffix(_DELETED), tuple(names))
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -18,8 +18,10 @@ from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
 from crckpt.host.observe.files import (
     HeldKernelFile,
+    RemovedFile,
     UnreachableFile,
     find_kernel_files,
+    find_removed_with_attributes,
     find_unlinked_files,
     find_unreachable_files,
     find_volatile_files,
@@ -167,6 +169,7 @@ class Observed(Struct, frozen=True):
     wall_clock_timers: frozenset[int] = frozenset()
     executed_from_memory: frozenset[int] = frozenset()
     lost_owners: tuple[LostOwner, ...] = ()
+    removed_files: tuple[RemovedFile, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -291,6 +294,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         states=read_task_states(tree.root.pid) if kernel_files or in_flight else TaskStates(),
         reached_limits=(*find_reached_limits(tree.pids, descriptors), *find_long_mount(root.pid)),
         in_common=tuple(_find_in_common(tree)),
+        removed_files=tuple(find_removed_with_attributes(descriptors)),
         lost_owners=find_lost_owners(tree, descriptors),
         unsaved_current=find_unsaved_current(tree.processes, descriptors),
         memory=measured(),

@@ -31,7 +31,15 @@ _UNTESTED: Final = (
     *_LOSSES,
 )
 _WARNINGS: Final = (
-    *("outside-pipe-read", "outside-pipe", "eventfd-semaphore", "bpf-map-support", "link-remap", "unnamed-file"),
+    *(
+        "outside-pipe-read",
+        "outside-pipe",
+        "eventfd-semaphore",
+        "bpf-map-support",
+        "link-remap",
+        "unnamed-file",
+        "removed-attributes",
+    ),
     *("volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread", "wall-clock-timer"),
     *("mount-namespace", "in-flight-skipped", "call-interrupted", "call-interrupted-again", *_UNTESTED),
 )

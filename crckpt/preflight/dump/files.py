@@ -101,6 +101,9 @@ def _find_losses(observed: Observed, *, stop: bool) -> Iterator[Finding]:
     if observed.volatile_files:
         paths, more = observed.volatile_files[:_MOST_NAMED], len(observed.volatile_files) - _MOST_NAMED
         yield cause("volatile-file").finding(paths=", ".join(paths) + (f" and {more} more" if more > 0 else ""))
+    for file in observed.removed_files:
+        names = ", ".join(file.attributes[:_MOST_NAMED])
+        yield cause("removed-attributes").finding(path=file.path, fd=file.fd, pid=file.pid, names=names)
     for pid, count in Counter(epoll.pid for epoll in observed.unexamined_epolls).items():
         yield cause("epolls-unexamined").finding(pid=pid, count=count)
     for lock in observed.shared_locks:
