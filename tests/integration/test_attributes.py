@@ -200,27 +200,28 @@ def test_unrestricted_affinity_stays_unrestricted(crckpt: Crckpt) -> None:
 
 _JOINED: Final = """
 import ctypes, os, sys
-assert ctypes.CDLL(None).syscall(250, 1, b"crckpt-restores") > 0
-os.execv(sys.argv[1], sys.argv[1:])
+assert ctypes.CDLL(None).syscall(250, 1, sys.argv[1].encode()) > 0
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def _session_after(crckpt: Crckpt, tree: Tree) -> str:
-    """The session keyring of the tree, restored by a crckpt with one of its own."""
+def _session_after(crckpt: Crckpt, tree: Tree, name: str = "crckpt-restores") -> str:
+    """The session keyring of the tree, restored by a crckpt with one of its own, of this name."""
     before = tree.counters()
-    words = (sys.executable, "-c", _JOINED, str(PROGRAM), "restore", JOB, "--detach")
+    words = (sys.executable, "-c", _JOINED, name, str(PROGRAM), "restore", JOB, "--detach")
     subprocess.run(words, check=True, env=crckpt.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     tree.wait_growth(before)
     return str(_of(tree)["process"]["session_keyring"])
 
 
-def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt) -> None:
-    """With that keyring the program could read our keys."""
+@pytest.mark.parametrize("name", ["crckpt-restores", "_uid_ses.0"])
+def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt, name: str) -> None:
+    """With that keyring the program could read our keys. Where root has no session, it is the one of root's user."""
     ordinary = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     case = program("attributes", "session_keyring")
     with stopped(crckpt, Case(case.name, (*ordinary, *case.argv), user=NOBODY)) as tree:
-        session = _session_after(crckpt, tree)
-        assert "crckpt-restores" not in session
+        session = _session_after(crckpt, tree, name)
+        assert name not in session
         assert session.endswith(";_ses")
 
 

@@ -45,7 +45,6 @@ _LOCKED_LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 _GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
 _SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
 # A process without a session keyring uses this one. Source: user-session-keyring(7).
-_OF_USER: Final = "_uid_ses."
 # The longest name (4095 bytes and a zero, add_key(2)), and before it "keyring;", two ids and the permissions.
 # The kernel writes nothing into a smaller buffer, and reports no error.
 _MOST: Final = 4096 + 64
@@ -148,14 +147,17 @@ class SessionKeyring(Struct, frozen=True):
 
 
 def own_session() -> SessionKeyring | None:
-    """Our session keyring; None if we use our user's, or the kernel has no keyrings."""
+    """Our session keyring; None if the kernel has no keyrings.
+
+    Without one, we have the session keyring of our user from now on, and our children, too: the kernel installs it
+    when it is looked for (security/keys/process_keys.c, lookup_user_key).
+    """
     buffer = ctypes.create_string_buffer(_MOST)
     with suppress(OSError):
         serial = syscall("keyctl", _GET_ID, _SESSION, 0)  # 0: create none
         # type;uid;gid;perm;name, as of keyctl_describe(3)
         syscall("keyctl", _DESCRIBE, serial, buffer, _MOST)
-        _, uid, _, _, name = buffer.value.decode(errors="replace").split(";", 4)
-        return None if name.startswith(_OF_USER) else SessionKeyring(serial, int(uid))
+        return SessionKeyring(serial, int(buffer.value.decode(errors="replace").split(";", 2)[1]))
     return None
 
 

@@ -238,12 +238,11 @@ def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]
 
 
 def shares_session(record: AttributeRecord | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:
-    """Return whether the tree may have our session keyring: it had this one, or its user is ours."""
+    """Return whether the tree may have our session keyring: it had this one, or all its users are ours."""
     # In a unit it is the unit's keyring, in a shell the login's. A program of another user could read our keys.
     if ours is None:
         return True
-    credentials = tree.root.core.credentials
-    return ours.id == _session_of(record, tree)[0] or (credentials is not None and credentials.euid == ours.uid)
+    return ours.id == _session_of(record, tree)[0] or tree.users == {ours.uid}
 
 
 def _session_of(record: AttributeRecord | None, tree: ImageTree) -> tuple[int, int]:

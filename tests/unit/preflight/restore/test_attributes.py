@@ -67,12 +67,16 @@ def test_pending_labels_are_reported(tree: ImageTree) -> None:
 
 
 def test_permitted_session_keyrings(tree: ImageTree) -> None:
-    """The keyring of its own user, or the one that it had. Without a keyring of ours nothing is handed on."""
+    """The keyring of its only user, or the one that it had. Without a keyring of ours nothing is handed on."""
     who = tree.root.core.credentials
     assert who is not None
+    thread = tree.root.threads[0]
+    other = replace(thread, core=replace(thread.core, credentials=replace(who, euid=who.euid + 1)))
+    of_two_users = replace(tree, processes=(*tree.processes, replace(tree.root, threads=(other,))))
     assert shares_session(None, tree, None)
     assert shares_session(None, tree, SessionKeyring(7, who.euid))
     assert not shares_session(None, tree, SessionKeyring(7, who.euid + 1))
+    assert not shares_session(None, of_two_users, SessionKeyring(7, who.euid))
     assert shares_session(of_root(tree, values={"session_keyring": (7, 2)}), tree, SessionKeyring(7, who.euid + 1))
     (lost,) = judge_attributes(
         of_root(tree, values={"session_keyring": (8, 2)}),
