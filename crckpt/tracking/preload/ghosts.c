@@ -38,8 +38,10 @@ static int is_same(const struct stat *status, const struct identity *identity)
 void remember_made(int number)
 {
     struct stat status;
-    if (!syscall(SYS_fstat, number, &status))
-        made = (struct identity){status.st_dev, status.st_ino};
+    if (syscall(SYS_fstat, number, &status))
+        return;
+    made = (struct identity){status.st_dev, status.st_ino};
+    given = (struct identity){0}; /* a removed file's inode may be used again */
 }
 
 static int open_file(int directory, const char *path, int flags, mode_t mode)
