@@ -342,8 +342,10 @@ def _interrupted_at(
 
 def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> None:
     """The moment may be over before we look: then once more."""
+    # The manifest is there for too short a time: crckpt stops before it gives it its name.
+    stops = {"CRCKPT_STOP_AT": "manifest-directory.rename"} if name == "manifest" else {}
     for _ in range(5):
-        dump = _dump(crckpt, tree, mode)
+        dump = _dump(crckpt, tree, mode, **stops)
         is_there = wait_for_moment(MOMENTS[name], crckpt.store, tree, dump)
         _assert_consistent(crckpt, tree, orphans_of(dump))
         if is_there:
@@ -369,9 +371,9 @@ def _bring_back(crckpt: Crckpt, tree: Tree) -> bool:
     return True
 
 
-def _dump(crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> subprocess.Popen[str]:
+def _dump(crckpt: Crckpt, tree: Tree, mode: tuple[str, ...], **environment: str) -> subprocess.Popen[str]:
     tcp = ("--tcp", tree.case.tcp) if tree.case.tcp else ()
-    return crckpt.start("dump", str(tree.pid), "job", *tcp, *mode)
+    return crckpt.start("dump", str(tree.pid), "job", *tcp, *mode, **environment)
 
 
 def _orphan_criu_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
