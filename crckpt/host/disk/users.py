@@ -17,11 +17,11 @@ from msgspec import Struct
 
 from crckpt.host.disk.path_trust import Changers
 from crckpt.host.opened import opened
+from crckpt.host.proc.procfs import DELETED
 from crckpt.host.syscalls.libc import LIBC, check
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
 
 _NOBODY: Final = 65534
-_DELETED: Final = " (deleted)"
 _AT_FDCWD: Final = -100
 # Masks of statx(2): STATX_BASIC_STATS, STATX_BTIME.
 _BASIC: Final = 0x7FF
@@ -131,7 +131,7 @@ def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
         # AT_EACCESS (faccessat2, Linux 5.8): by the file system ids, which are this user's now.
         if not os.access(f"/proc/self/fd/{found}", access, effective_ids=True):
             return False
-        if path.endswith(_DELETED):
+        if path.endswith(DELETED):
             return True
         # Even a file that everybody may read is out of reach in a directory that this user may not enter.
         above = path.rpartition("/")[0].lstrip("/") or "."

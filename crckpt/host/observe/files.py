@@ -20,6 +20,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts, read_mounts_of
+from crckpt.host.proc.procfs import DELETED
 from crckpt.host.syscalls.libc import LIBC, check
 
 _PLACES = ("/proc", "/sys")
@@ -27,7 +28,6 @@ _PLACES = ("/proc", "/sys")
 # Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended).
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
 
-_DELETED: Final = " (deleted)"
 _SET: Final = ("user.", "trusted.")
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 
@@ -101,7 +101,7 @@ class _Place:
 
     def _is_hidden(self, link: str, target: str) -> bool:
         """Return whether the name leads to another file than the link, or to none, before and after we read it."""
-        if target.endswith(_DELETED):
+        if target.endswith(DELETED):
             return False
         try:
             if target not in self._known:
@@ -157,7 +157,7 @@ def find_volatile_files(
     for link in links:
         with suppress(OSError):
             # Without the mark of a removed file.
-            path = (os.readlink(link) if link.startswith("/proc/") else link).removesuffix(_DELETED)
+            path = (os.readlink(link) if link.startswith("/proc/") else link).removesuffix(DELETED)
             status = os.stat(link)
             # A checkpoint contains a file that has no name left. The place of a mount is there again after the boot.
             if status.st_nlink and mounts.get(status.st_dev, path) != path and _is_file(status.st_mode, path):
@@ -167,13 +167,13 @@ def find_volatile_files(
 
 def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[str, ...]:
     """Find files of processes that lost their name, and have another only in other directories."""
-    links = [f"/proc/{found.pid}/fd/{found.fd}" for found in descriptors if found.target.endswith(_DELETED)]
-    links += (link for pid in pids for (*_, path), link in find_mapped_files(pid).items() if path.endswith(_DELETED))
+    links = [f"/proc/{found.pid}/fd/{found.fd}" for found in descriptors if found.target.endswith(DELETED)]
+    links += (link for pid in pids for (*_, path), link in find_mapped_files(pid).items() if path.endswith(DELETED))
     names = OtherNames()
     lost: dict[str, None] = {}
     for link in links:
         with suppress(OSError):
-            path, status = os.readlink(link).removesuffix(_DELETED), os.stat(link)
+            path, status = os.readlink(link).removesuffix(DELETED), os.stat(link)
             is_linked = status.st_nlink and _is_file(status.st_mode, path) and not stat.S_ISDIR(status.st_mode)
             if is_linked and not names.find(path, {status.st_ino}):
                 lost[path] = None
@@ -201,7 +201,7 @@ def find_removed_with_attributes(descriptors: Iterable[Descriptor]) -> Iterator[
             # The kernel gives a new file those of a security module, and the access list of its directory.
             names = sorted(name for name in os.listxattr(f"/proc/{found.pid}/fd/{found.fd}") if name.startswith(_SET))
             if names:
-                yield RemovedFile(found.pid, found.fd, found.target.removesuffix(_DELETED), tuple(names))
+                yield RemovedFile(found.pid, found.fd, found.target.removesuffix(DELETED), tuple(names))
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -10,12 +10,10 @@ from msgspec import Struct
 
 from crckpt.host.proc.fd import open_flags, read_targets
 from crckpt.host.proc.process import Identity, Process, read_process
-from crckpt.host.proc.procfs import boot_id
+from crckpt.host.proc.procfs import DELETED, boot_id
 from crckpt.host.proc.status import effective_capabilities, namespace
 from crckpt.host.proc.tree import working_directory
 from crckpt.model import Count, Pid
-
-_DELETED: Final = " (deleted)"
 
 _CAP_SYS_PTRACE: Final = 19  # linux/capability.h
 
@@ -36,7 +34,7 @@ class CriuLog(Struct, frozen=True):
         """Return whether a process of the tree has it open for writing, even if it was removed since."""
         with suppress(OSError):
             for fd, target in read_targets(pid):
-                if target.removesuffix(_DELETED) == self.path and self._is_open(pid, fd):
+                if target.removesuffix(DELETED) == self.path and self._is_open(pid, fd):
                     return True
         return False
 

@@ -17,6 +17,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
+from crckpt.host.proc.procfs import DELETED
 from crckpt.model import PAGE_SIZE
 
 # The lines of smaps_rollup that count what CRIU writes. Shared memory counts by its Pss, the share of each process, so
@@ -126,7 +127,7 @@ def find_deleted_mapped_files(pid: int) -> tuple[tuple[str, int, int], ...]:
     found = {}
     for (*_, path), link in find_mapped_files(pid).items():
         with suppress(OSError):
-            if path.endswith(" (deleted)"):
+            if path.endswith(DELETED):
                 status = os.stat(link)
                 size = max(status.st_size, status.st_blocks * 512)
                 found[status.st_dev, status.st_ino] = os.readlink(link), size, status.st_nlink

@@ -10,6 +10,9 @@ from contextlib import suppress
 from functools import cache
 from typing import Final
 
+DELETED: Final = " (deleted)"
+"""The end of what the kernel calls a file whose name was removed."""
+
 _READ_BYTES: Final = 1 << 16
 # A program of any user can make its `maps` so long: with paths of 100 kB and 65,530 maps it would take all memory.
 _MOST_BYTES: Final = 512 << 20

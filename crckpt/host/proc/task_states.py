@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_targets
+from crckpt.host.proc.procfs import DELETED
 from crckpt.host.proc.status import read_status
 from crckpt.images.core import CAPABILITIES, Rights
-
-DELETED: Final = " (deleted)"
-"""The end of what the kernel calls a file whose name was removed."""
 
 
 class ProcessState(Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.proc.procfs import DELETED
 from crckpt.host.proc.tree import command_line, working_directory
 from crckpt.host.program.interpreters import CLASS, CODE, MODULE, find_family, find_script
 
@@ -18,7 +19,6 @@ from crckpt.host.program.interpreters import CLASS, CODE, MODULE, find_family, f
 _MANY_NAMED: Final = frozenset({"busybox", "coreutils", "toybox"})
 # A wrapper may run a wrapper; a forged command line has any number of them.
 _MOST_WRAPPERS: Final = 8
-_DELETED: Final = " (deleted)"
 
 _SCRIPT_ENDINGS: Final = re.compile(
     r"(?<=[\s\S])\.(py[cwz]?|pex|[cm]?[jt]s|p[lm]|rb|php|phar|(ba|z|k)?sh|fish|lua|[rR]|tcl|jl|dll|exe|jar|war|java)\Z"
@@ -105,7 +105,7 @@ def identify(executable: str, words: Sequence[str], directory: str = "", *, comm
 
     Any of them may be empty, which is unknown. Nothing but the executable is certain: programs change the others.
     """
-    executable = executable.removesuffix(_DELETED)
+    executable = executable.removesuffix(DELETED)
     own = posixpath.basename(executable)
     started_as = posixpath.basename(words[0]).lstrip("-") if words else ""
     is_many_named = own in _MANY_NAMED or not own
@@ -183,7 +183,7 @@ def _locate(script: str, directory: str) -> str:
     if not script or script.startswith(_NO_PATHS):
         return script
     # A daemon goes to the root directory: its script was started from elsewhere.
-    directory = directory.removesuffix(_DELETED)
+    directory = directory.removesuffix(DELETED)
     is_known = script.startswith("/") or (directory.startswith("/") and directory.strip("/"))
     return posixpath.normpath(posixpath.join(directory, script)) if is_known else script
 

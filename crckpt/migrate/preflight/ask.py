@@ -17,6 +17,7 @@ from crckpt.host.observe.sock_diag import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_watched_paths
 from crckpt.host.proc import Descriptor, Process, procfs
 from crckpt.host.proc.file_users import parse_locks
+from crckpt.host.proc.procfs import DELETED
 from crckpt.host.proc.status import read_status
 from crckpt.images.core import ALIVE, STOPPED, ZOMBIE
 from crckpt.images.pipes import Pipe
@@ -36,7 +37,6 @@ from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
 
-_DELETED: Final = " (deleted)"
 _SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
 _SECCOMP_FILTER: Final = 2
 _MOST_TEXT: Final = 1000
@@ -180,7 +180,7 @@ class _Asking:
         return self._files.ask_descriptor(found)
 
     def _terminal(self, found: Descriptor, process: Process, kind: TerminalKind) -> int:
-        path = found.target.removesuffix(_DELETED)
+        path = found.target.removesuffix(DELETED)
         master = found.tty_index
         number = path.rpartition("/")[2]
         index = master if master is not None else int(number) if kind == "pty" and number.isdecimal() else None
@@ -193,7 +193,7 @@ class _Asking:
                 kind,
                 index,
                 is_master=master is not None,
-                is_hung_up=found.target.endswith(_DELETED),
+                is_hung_up=found.target.endswith(DELETED),
                 session=self._pids[process.sid] if has_leader and kind != "pty" else 0,
                 flags=found.flags,
                 file=self._files.ask_descriptor(found) or None if not path.startswith("/dev/pts/") else None,
@@ -202,7 +202,7 @@ class _Asking:
 
 
 def _terminal_kind(found: Descriptor) -> TerminalKind | None:
-    path = found.target.removesuffix(_DELETED)
+    path = found.target.removesuffix(DELETED)
     if path.startswith("/dev/pts/") or found.is_master:
         return "pty"
     if path == "/dev/tty":

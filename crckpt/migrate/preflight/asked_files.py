@@ -19,6 +19,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
+from crckpt.host.proc.procfs import DELETED
 from crckpt.images.filelocks import LockKind
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.model import MEBIBYTE
@@ -31,7 +32,6 @@ MOST_READ: Final = 1024 * MEBIBYTE
 
 _RECENT_NS: Final = 100_000_000
 _LARGEST_TIME: Final = (1 << 63) - 1
-_DELETED: Final = " (deleted)"
 # Files that are on no disk, or that come back with the tree.
 NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", "/[aio]", "/proc/", "/secretmem")
 """The beginnings of such names."""
@@ -143,9 +143,9 @@ class FileAsker:
             return 0
         is_log = flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
         removed: Literal["", "gone", "linked"] = ""
-        if target.endswith(_DELETED):
+        if target.endswith(DELETED):
             removed = "linked" if status.st_nlink else "gone"
-        key = (os.fsencode(target.removesuffix(_DELETED)), removed, is_log)
+        key = (os.fsencode(target.removesuffix(DELETED)), removed, is_log)
         is_regular = stat.S_ISREG(status.st_mode)
         is_written = is_regular and flags & os.O_ACCMODE != os.O_RDONLY
         before = self._asked.get(key)

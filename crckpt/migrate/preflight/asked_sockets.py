@@ -13,6 +13,7 @@ from crckpt.host.observe.sock_diag import LiveUnixSocket, opened_file, read_path
 from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
+from crckpt.host.proc.procfs import DELETED
 from crckpt.host.process.pidfd import borrow_each
 from crckpt.host.socket_options import as_socket
 from crckpt.images import sockets
@@ -110,7 +111,7 @@ def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
         with suppress(OSError), opened_file(borrowed) as file:
             path = read_path(file)
             # CRIU takes the name of bind(2), and the directory in which its file is now.
-            if path.endswith(" (deleted)"):
+            if path.endswith(DELETED):
                 return ""
             return live.name if live.name.startswith("/") else f"{path.removesuffix(live.name)}{live.name}"
     return ""

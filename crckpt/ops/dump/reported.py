@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from crckpt.errors import DumpFailed
 from crckpt.host import proc
-from crckpt.host.proc.task_states import DELETED, ProcessState, TaskStates
+from crckpt.host.proc.procfs import DELETED
+from crckpt.host.proc.task_states import ProcessState, TaskStates
 from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
 from crckpt.images.files import read_files, read_signal_owners
 from crckpt.images.mm import read_dumpable

@@ -11,6 +11,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.pipes import group_by_pipe, is_read_end, is_write_end
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
+from crckpt.host.proc.procfs import DELETED
 from crckpt.preflight.dump.namespaces import find_known_namespaces, shares_namespace
 
 # CRIU saves these. Source: criu/files.c:498, dump_one_file.
@@ -68,7 +69,7 @@ def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
     for found in observed.descriptors:
         if found.target.startswith("/dev/pts/"):
             # A deleted one has no other side any more.
-            is_outside = not found.target.endswith(" (deleted)") and found.target not in inside
+            is_outside = not found.target.endswith(DELETED) and found.target not in inside
         else:
             # CRIU opens a console by its name, and /dev/tty in its session: outside if its session is.
             is_outside = found.target.startswith(("/dev/tty", "/dev/console")) and sessions[found.pid] not in sessions

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
+from crckpt.host.proc.procfs import DELETED
 from crckpt.preflight.dump.namespaces import shares_namespace
 from crckpt.preflight.kernel_files import make_judge
 
@@ -82,7 +83,7 @@ def judge_maps(observed: Observed) -> Iterator[Finding]:
         elif mapping.kind == "sysv-part" and not shares_namespace(observed, "ipc"):
             yield cause("sysv-shm-part").finding(id=mapping.path)
         elif mapping.kind == "unknown":
-            key = _UNKNOWN_MAPS.get(mapping.path.removesuffix(" (deleted)"))
+            key = _UNKNOWN_MAPS.get(mapping.path.removesuffix(DELETED))
             yield cause(key).finding() if key else cause("unknown-mapping").finding(path=mapping.path)
     # A restore loses the seal or the way of locking; the kernel begins a new ring of a packet socket at its start, and
     # the program waits where it was.
@@ -156,7 +157,7 @@ def is_deleted_file(descriptor: Descriptor) -> bool:
     """Return whether the descriptor is of a regular file that lost the name by which it was opened."""
     return (
         # The kernel adds this suffix. A memfd always has it, because it never had a name.
-        descriptor.target.endswith(" (deleted)")
+        descriptor.target.endswith(DELETED)
         and stat.S_ISREG(descriptor.mode)
         and not descriptor.target.startswith("/memfd:")
     )

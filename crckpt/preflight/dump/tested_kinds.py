@@ -13,6 +13,7 @@ from typing import Final
 
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor, Process
+from crckpt.host.proc.procfs import DELETED
 
 _TREES: Final = "tests/integration/test_trees.py::test_stopped_tree_is_restored"
 _NAMESPACES: Final = "tests/integration/test_namespaces.py"
@@ -125,7 +126,7 @@ def _file_kind(found: Descriptor) -> str:
         return f"file of mode {found.mode:o}" if found.mode else "unreadable file"
     if mount:
         return f"{'file' if kind == 'regular file' else kind} of {mount}"
-    return f"deleted {kind.removeprefix('regular ')}" if found.target.endswith(" (deleted)") else kind
+    return f"deleted {kind.removeprefix('regular ')}" if found.target.endswith(DELETED) else kind
 
 
 def _name(number: int, prefix: str) -> str:
