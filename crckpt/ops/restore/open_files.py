@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from crckpt.host.disk.users import (
     user_name,
     users_of,
 )
-from crckpt.host.observe.files import KernelFile, read_kernel_file
+from crckpt.host.observe.files import read_kernel_file
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
 from crckpt.images.pipes import Fifo
@@ -138,9 +138,9 @@ class _Check:
         self._files = {file.id: file for file in tree.regular_files}
         self._inside = {process.pid for process in tree.processes}
         self._rights = {each.pid: each.core.rights for each in tree.processes if each.core.rights is not None}
-        self._deaf = {each.pid for each in tree.processes if each.memory and each.memory.dumpable != 1}
-        self._parents = {each.pid: each.ppid for each in tree.processes}
-        self._ours = proc.effective_capabilities()
+        self._undumpable = {each.pid for each in tree.processes if each.memory and each.memory.dumpable != 1}
+        parents, ours = {each.pid: each.ppid for each in tree.processes}, proc.effective_capabilities()
+        self._judges = {pid: make_judge(pid, self._rights, self._undumpable, ours, parents) for pid in self._inside}
 
     def findings(self, init: int | None) -> Iterator[Finding]:
         yield from self._find_files_in_flight()
@@ -198,9 +198,9 @@ class _Check:
                 yield cause("file-planted").finding(pid=process.pid, comm=process.comm, **values)
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
-                yield from self._find_refusal(process, used, (*theirs, *others) or users_of(who))
+                yield from self._find_refusal(process, used, found, (*theirs, *others) or users_of(who))
         elif theirs and owners is not None and self._is_taken_away(found, used, owners):
-            yield from self._find_refusal(process, used, theirs)
+            yield from self._find_refusal(process, used, found, theirs)
 
     def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse, owners: list[int]) -> bool:
         """Return whether root may have put another file at this path of root's since the dump."""
@@ -215,7 +215,7 @@ class _Check:
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""
-        judge = self._make_judge(process.pid)
+        judge = self._judges[process.pid]
         if judge is None:
             return
         for opened in process.descriptors:
@@ -226,17 +226,14 @@ class _Check:
                     if not judge(found):
                         yield cause("kernel-file").finding(pid=process.pid, comm=process.comm, path=found.path)
 
-    def _make_judge(self, pid: int) -> Callable[[KernelFile], bool] | None:
-        return make_judge(pid, self._rights, self._deaf, self._ours, self._parents)
-
     def _find_files_in_flight(self) -> Iterator[Finding]:
         """Find files that wait in a socket, and that a program of a user may receive as root has opened them."""
         living = [process for process in self._tree.processes if process.state != ZOMBIE]
-        users = [each for each in living if self._make_judge(each.pid) is not None]
+        users = [each for each in living if self._judges[each.pid] is not None]
         if not users:
             return
         # A process has it open, too: there it is checked, with the rights that all have who may receive it.
-        are_alike = len({self._rights.get(each.pid) for each in living}) == 1 and not self._deaf
+        are_alike = len({self._rights.get(each.pid) for each in living}) == 1 and not self._undumpable
         checked = {opened.file.id for each in living for opened in each.descriptors} if are_alike else set()
         for file in self._tree.files:
             if file.id in self._known.in_flight - checked and file.kind not in _HARMLESS_IN_FLIGHT:
@@ -252,14 +249,15 @@ class _Check:
             return False
         return found.owner == uid or self._known.has(path, found, writes=bool(used.access & os.W_OK))
 
-    def _find_refusal(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
+    def _find_refusal(
+        self, process: ImageProcess, used: _FileInUse, found: LinkTarget | None, users: tuple[User, ...]
+    ) -> Iterator[Finding]:
         try:
             who = find_refused_user(used.link, used.access, users, self._root)
         except OSError:
             # A file that cannot be examined is treated as one that they could not open.
             who = users[0]
         if who is not None:
-            found = read_link_target(used.link)
             names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
             yield cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **names)
 
