@@ -33,9 +33,10 @@ from crckpt.ops.failure_locations import name_place_in_images
 from crckpt.ops.failures import criu_failure
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
-from crckpt.ops.restore.images import ImageStreams, fill_memory
-from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
+from crckpt.ops.restore.images import ImageStreams
+from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
+from crckpt.ops.restore.prepare_tree import prepare_tree
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_needed_numbers
@@ -127,9 +128,8 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
 
         def in_hold() -> None:
             streamer.check()
-            fill_memory(tree, new.init, isolated.streams)
-            check_open_files(tree, isolated.recorded, new.init, allow_weaker=False)
-            lost.extend(isolated.attributes.set_all(new.init))
+            recorded, attributes = isolated.recorded, isolated.attributes
+            lost.extend(prepare_tree(tree, new.init, isolated.streams, recorded, attributes, allow_weaker=False))
             # A restored zombie has ended already, as it had at the dump.
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched_exits(new.init, living)))

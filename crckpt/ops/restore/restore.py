@@ -44,13 +44,14 @@ from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, igno
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.holders import write_holders
-from crckpt.ops.restore.images import ImageStreams, LateFill, fill_memory
+from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.judgement import judge_attempt
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, record_running, refuse_moved, restoring
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
-from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
+from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.outside_ends import OutsideEnds
+from crckpt.ops.restore.prepare_tree import prepare_tree
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult, SkippedCheckpoint
 from crckpt.preflight.attribute_record import read_attribute_record
@@ -305,10 +306,8 @@ def _build(
         nonlocal result
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
-        init = criu.find_init(tree)
-        fill_memory(tree, init, streams)
-        add(check_open_files(tree, recorded, init, allow_weaker=attempt.request.allow_weaker))
-        add(attributes.set_all(init))
+        init, allow_weaker = criu.find_init(tree), attempt.request.allow_weaker
+        add(prepare_tree(tree, init, streams, recorded, attributes, allow_weaker=allow_weaker))
         add(give_terminal(holder, tree, init) if holder is not None else ())
         outer = proc.outer_pids((root,), init).get(root, root)
         after_commit = attempt.wait_before_run(outer, criu.run.pid)
