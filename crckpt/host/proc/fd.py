@@ -124,6 +124,7 @@ def open_flags(pid: int, fd: int) -> int:
 
 def read_pidfd(descriptor: int) -> int:
     """The PID, as we see it, of the process that a pidfd of ours is of; 0 if it has ended."""
+    # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
     return max(0, int(parse_info(read_info("self", descriptor)).get("Pid", "0")))
 
 

@@ -20,7 +20,6 @@ from typing import Final, Self
 from crckpt.errors import TargetNotRunning
 from crckpt.host import proc
 from crckpt.host.opened import opened
-from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.status import read_stat
 from crckpt.host.syscalls.libc import syscall
 
@@ -52,8 +51,7 @@ class HeldProcess:
     @property
     def keeps_pid(self) -> bool:
         """Whether the PID still belongs to this process: it runs, or is a zombie."""
-        # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
-        return self.pidfd >= 0 and parse_info(read_info("self", self.pidfd)).get("Pid") == str(self.pid)
+        return self.pidfd >= 0 and proc.read_pidfd(self.pidfd) == self.pid
 
     @property
     def is_replaced(self) -> bool:
