@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -191,20 +191,17 @@ class ObstructedCriu:
         with self._step("before", "kill -STOP $$\n") as path:
             yield path
 
-    @contextmanager
-    def waits_at_first(self) -> Iterator[Obstacle]:
+    def waits_at_first(self) -> AbstractContextManager[Obstacle]:
         """It waits before it builds anything."""
-        with self._step("before", _WAITS, "pre-restore") as path:
-            obstacle = Obstacle(path)
-            try:
-                yield obstacle
-            finally:
-                obstacle.let_go()
+        return self._waiting("before", "pre-restore")
+
+    def waits(self, *, committed: bool) -> AbstractContextManager[Obstacle]:
+        """It waits when the tree is built: before crckpt looks at the tree, or when it has said that all is well."""
+        return self._waiting("after" if committed else "before", "post-restore")
 
     @contextmanager
-    def waits(self, *, committed: bool) -> Iterator[Obstacle]:
-        """It waits when the tree is built: before crckpt looks at the tree, or when it has said that all is well."""
-        with self._step("after" if committed else "before", _WAITS) as path:
+    def _waiting(self, name: str, step: str) -> Iterator[Obstacle]:
+        with self._step(name, _WAITS, step) as path:
             obstacle = Obstacle(path)
             try:
                 yield obstacle
