@@ -33,6 +33,7 @@ _PACKET: Final = 64 << 10
 # No JSON begins so: the message is in the first descriptor.
 _IN_FILE: Final = b"\0"
 _MOST_BYTES: Final = 1 << 30
+_TIME: Final = struct.Struct("@ll")  # struct timeval
 _OUTDATED: Final = "belongs to another version of crckpt"
 
 Message = TypeVar("Message")
@@ -163,9 +164,6 @@ def _load(file: int) -> bytes:
     with os.fdopen(os.dup(file), "rb") as reading:
         reading.seek(0)
         return reading.read(size)
-
-
-_TIME: Final = struct.Struct("@ll")  # struct timeval
 
 
 def listen(path: Path) -> socket.socket:

@@ -143,7 +143,7 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
 
 
 def _find_mount(controllers: str) -> Path | None:
-    """Where systemd mounts a hierarchy. On a host with both versions (hybrid), version 2 is in `unified`."""
+    """The mount point of a hierarchy, as systemd has it. On a host with both versions, version 2 is in `unified`."""
     mounts = (_MOUNTS / controllers,) if controllers else (_MOUNTS / "unified", _MOUNTS)
     return next((mount for mount in mounts if mount.is_dir()), None)
 

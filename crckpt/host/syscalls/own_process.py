@@ -44,7 +44,6 @@ CLONE_NEWNET: Final = 0x40000000
 _LOCKED_LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 _GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
 _SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
-# A process without a session keyring uses this one. Source: user-session-keyring(7).
 # The longest name (4095 bytes and a zero, add_key(2)), and before it "keyring;", two ids and the permissions.
 # The kernel writes nothing into a smaller buffer, and reports no error.
 _MOST: Final = 4096 + 64
