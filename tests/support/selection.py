@@ -27,7 +27,8 @@ PURE: Final = tuple(
     TESTS / "unit" / name
     for name in (
         *("causes", "documents", "images", "preflight"),
-        *("test_changelog.py", "test_config.py", "test_errors.py", "test_model.py", "test_security_page.py"),
+        *("test_changelog.py", "test_config.py", "test_errors.py", "test_left_out.py", "test_model.py"),
+        "test_security_page.py",
     )
 )
 """Folders and modules of pure tests."""
