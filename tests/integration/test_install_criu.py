@@ -280,7 +280,7 @@ case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
     env = criu_that(tmp_path / "bin", body) | {"CRIU_CONFIG_FILE": "/nonexistent"}
     assert run(tmp_path / "prefix", "path", env=env).status == 20
     lines = (tmp_path / "trace").read_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["--version", "check", "dump"]
+    assert [line.split()[0] for line in lines] == ["--version", "dump"]
     assert [line for line in lines[1:] if " --no-default-config " not in line] == []
     assert [line for line in lines if not line.endswith(" none")] == []
 
