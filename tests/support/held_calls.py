@@ -32,12 +32,12 @@ def held_before_call(pid: int, name: str, begin: Callable[[], object] = lambda: 
     # Only now: before it was stopped once, it would not be held there.
     begin()
     while stop != _AT_SYSTEM_CALL or call_name(ThreadRegisters.read(pid).call, platform.machine()) != name:
-        ptrace_requests.continue_to_system_call(pid, 0 if stop in (_AT_SYSTEM_CALL, signal.SIGTRAP) else stop)
+        ptrace_requests.call("syscall", pid, 0 if stop in (_AT_SYSTEM_CALL, signal.SIGTRAP) else stop)
         stop = _wait_for_stop(pid, name)
     try:
         yield
     finally:
-        ptrace_requests.detach(pid)
+        ptrace_requests.call("detach", pid)
 
 
 def _wait_for_stop(pid: int, name: str) -> int:

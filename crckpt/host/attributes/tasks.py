@@ -19,7 +19,7 @@ from typing import Final
 from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
 from crckpt.host.proc.status import read_stat, read_status
-from crckpt.host.syscalls.kcmp import has_own_directories
+from crckpt.host.syscalls import kcmp
 from crckpt.host.syscalls.libc import syscall
 from crckpt.host.syscalls.own_process import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KILL_LATE
 
@@ -114,7 +114,7 @@ def parse_memory_policy(line: str) -> Value:
 def directories(tid: int) -> Value:
     """Umask, the length of the root's path, both paths in bytes, of a thread that has them for itself (CLONE_FS)."""
     status = read_status(tid)
-    if int(status["Tgid"]) == tid or not has_own_directories(tid, int(status["Tgid"])):
+    if int(status["Tgid"]) == tid or not kcmp.compare(tid, int(status["Tgid"]), kcmp.FS):
         return ()
     # /proc/TID is the thread, although /proc does not list it.
     root, work = (os.fsencode(Path(f"/proc/{tid}/{name}").readlink()) for name in ("root", "cwd"))

@@ -9,6 +9,7 @@ import ctypes
 import grp
 import os
 import pwd
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
@@ -26,25 +27,8 @@ _AT_FDCWD: Final = -100
 # Masks of statx(2): STATX_BASIC_STATS, STATX_BTIME.
 _BASIC: Final = 0x7FF
 _BIRTH: Final = 0x800
-
-
-class _Status(ctypes.Structure):
-    """struct statx (linux/stat.h), of which the kernel fills 256 bytes."""
-
-    _fields_ = (
-        ("mask", ctypes.c_uint32),
-        ("_to_uid", ctypes.c_byte * 16),
-        ("uid", ctypes.c_uint32),
-        ("_to_inode", ctypes.c_byte * 8),
-        ("inode", ctypes.c_uint64),
-        ("_to_birth", ctypes.c_byte * 40),
-        ("birth", ctypes.c_int64),
-        ("birth_ns", ctypes.c_uint32),
-        ("_to_device", ctypes.c_byte * 44),
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("_to_end", ctypes.c_byte * 112),
-    )
+# struct statx (linux/stat.h): mask, user, inode, time of creation in s and ns, device.
+_STATX: Final = struct.Struct("=I16xI8xQ40xqI44xII112x")
 
 
 class User(Struct, frozen=True):
@@ -98,19 +82,15 @@ class LinkTarget(Struct, frozen=True):
 def read_link_target(link: str) -> LinkTarget | None:
     """Read the target of a link in /proc; None if there is none, or it has just changed."""
     with suppress(OSError):
-        path, found = os.readlink(link), _read_status(link)
+        path, status = os.readlink(link), ctypes.create_string_buffer(_STATX.size)
+        # os.stat() leaves the time of creation out.
+        check(LIBC.statx(_AT_FDCWD, os.fsencode(link), 0, _BASIC | _BIRTH, status), link)
         # Path and inode come from two calls: a program may rename the file, or close it, in between.
         if os.readlink(link) == path:
-            birth = found.birth * 10**9 + found.birth_ns if found.mask & _BIRTH else None
-            return LinkTarget(path, os.makedev(found.major, found.minor), found.inode, found.uid, birth)
+            mask, uid, inode, birth, birth_ns, major, minor = _STATX.unpack(status.raw)
+            created = birth * 10**9 + birth_ns if mask & _BIRTH else None
+            return LinkTarget(path, os.makedev(major, minor), inode, uid, created)
     return None
-
-
-def _read_status(path: str) -> _Status:
-    """Read the status of a file with its time of creation, which os.stat() leaves out. Raises OSError."""
-    status = _Status()
-    check(LIBC.statx(_AT_FDCWD, os.fsencode(path), 0, _BASIC | _BIRTH, ctypes.byref(status)), path)
-    return status
 
 
 def find_refused_user(link: str, access: int, users: Iterable[User], root: int) -> User | None:

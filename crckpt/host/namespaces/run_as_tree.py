@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.process import run
-from crckpt.host.syscalls.own_process import drop_capability, set_capabilities, set_no_new_privileges, setns
+from crckpt.host.syscalls.own_process import SET_NO_NEW_PRIVS, drop_capability, prctl, set_capabilities, setns
 from crckpt.images.core import Rights
 
 # The mount namespace is last: nothing is opened after it. The PID namespace applies to children only.
@@ -88,7 +88,7 @@ def _give_up_rights(rights: TreeRights) -> None:
     os.setresuid(rights.uid, rights.uid, rights.uid)
     # Root keeps its capabilities until it executes a program.
     set_capabilities(rights.capabilities)
-    set_no_new_privileges()
+    prctl(SET_NO_NEW_PRIVS, 1)
 
 
 if __name__ == "__main__":

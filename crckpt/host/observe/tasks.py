@@ -17,7 +17,8 @@ from msgspec import Struct
 from crckpt.host.proc import Descriptor, procfs
 from crckpt.host.proc.maps import count_maps
 from crckpt.host.proc.status import read_namespaces, read_status
-from crckpt.host.syscalls.kcmp import has_own_descriptors
+from crckpt.host.syscalls import kcmp
+from crckpt.host.syscalls.restarted_calls import RESTARTED_CALLS, SOCKET
 from crckpt.model import PAGE_SIZE
 
 RESTARTED: Final = "restart_syscall"
@@ -25,39 +26,24 @@ RESTARTED: Final = "restart_syscall"
 
 # Calls that the kernel continues by restart_syscall(2), and CRIU ends by EINTR (compel/arch/x86/src/lib/infect.c:417).
 # And those that return EINTR themselves after a stop (signal(7)).
+_NOT_OF_SOCKETS: Final = [call for call in RESTARTED_CALLS if call.only != SOCKET and call.plain_name != "socketcall"]
 _X86_64: Final = {
+    **{call.number: call.plain_name for call in _NOT_OF_SOCKETS},
     7: "poll",
     35: "nanosleep",
-    65: "semop",
-    128: "rt_sigtimedwait",
     202: "futex",
-    208: "io_getevents",
     219: RESTARTED,
-    220: "semtimedop",
     230: "clock_nanosleep",
-    232: "epoll_wait",
-    281: "epoll_pwait",
-    333: "io_pgetevents",
-    441: "epoll_pwait2",
 }
 _I386: Final = {
+    **{call.compat: call.plain_name for call in _NOT_OF_SOCKETS},
     0: RESTARTED,
-    117: "ipc",
     162: "nanosleep",
     168: "poll",
-    177: "rt_sigtimedwait",
     240: "futex",
-    247: "io_getevents",
-    256: "epoll_wait",
     267: "clock_nanosleep",
-    319: "epoll_pwait",
-    385: "io_pgetevents",
     407: "clock_nanosleep",
-    416: "io_pgetevents",
-    420: "semtimedop",
-    421: "rt_sigtimedwait",
     422: "futex",
-    441: "epoll_pwait2",
 }
 # CRIU itself restarts all other calls on this machine.
 _AARCH64: Final = {
@@ -130,7 +116,7 @@ def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThrea
         # A thread that has ended has none of all that.
         if tid == pid or not ours or not theirs:
             continue
-        if has_own_descriptors(tid, pid):
+        if kcmp.compare(tid, pid, kcmp.FILES):
             first.setdefault("table of descriptors", tid)
         for kind, inode in theirs.items():
             if kind in _NAMESPACES and ours.get(kind, inode) != inode:

@@ -56,12 +56,7 @@ from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
-from crckpt.host.syscalls.kcmp import (
-    find_directory_sharers,
-    find_sharers,
-    find_table_sharers,
-    is_sharing_memory,
-)
+from crckpt.host.syscalls import kcmp
 
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
@@ -258,7 +253,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         unexamined_epolls=epolls.unexamined,
         shared_locks=tuple(
             SharedLock(found.pid, found.fd, found.target, other)
-            for found, other in find_sharers(locked, frozenset(tree.pids))
+            for found, other in kcmp.find_sharers(locked, frozenset(tree.pids))
         ),
         traced_threads=tuple(
             TracedThread(process.pid, tid, tracer)
@@ -303,8 +298,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
 
 def _find_in_common(tree: proc.Tree) -> Iterator[InCommon]:
     living = {process.pid: process for process in tree.processes if process.state != "zombie"}
-    found = [InCommon(pid, "directories") for _, *others in find_directory_sharers(tuple(living)) for pid in others]
-    for group in find_table_sharers(tuple(living)):
+    found = [InCommon(pid, "directories") for _, *others in kcmp.find_groups(tuple(living), kcmp.FS) for pid in others]
+    for group in kcmp.find_groups(tuple(living), kcmp.FILES):
         # CRIU saves a table that a process shares with its parent (criu/files.c, shared_fdtable).
         _, *others = (pid for pid in group if living[pid].ppid not in group)
         found += (InCommon(pid, "descriptors") for pid in others)
@@ -341,7 +336,9 @@ def _start_measuring(work: Callable[[], int]) -> Callable[[], int]:
 
 def _read_transient(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Transient:
     shared = frozenset(
-        (process.pid, process.ppid) for process in tree.processes[1:] if is_sharing_memory(process.pid, process.ppid)
+        (process.pid, process.ppid)
+        for process in tree.processes[1:]
+        if kcmp.compare(process.pid, process.ppid, kcmp.VM) == 0
     )
     return Transient(
         queues=frozenset(

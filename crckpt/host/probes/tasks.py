@@ -130,7 +130,7 @@ def seccomp_suspension() -> Outcome:
     def forbid_itself_to_end() -> int:
         os.close(writing)
         os.read(reading, 1)  # returns when the parent has seized it, and closes its end
-        own_process.enter_strict_seccomp()
+        own_process.prctl(own_process.SET_SECCOMP, own_process.SECCOMP_MODE_STRICT)
         return _SURVIVED  # by exit_group, for which strict mode kills
 
     child = fork(forbid_itself_to_end)

@@ -283,8 +283,7 @@ def _signals_collected() -> Iterator[_Signals]:
 
 def end_by_signal(number: int) -> None:
     """End as a program that this signal ended: the shell says so, and ^C ends a loop that runs us."""
-    # No core file of ours.
-    own_process.forbid_core_dump()
+    own_process.prctl(own_process.SET_DUMPABLE, 0)  # no core file of ours
     # SIGKILL has no handler.
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)

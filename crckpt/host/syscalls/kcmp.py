@@ -18,58 +18,38 @@ from crckpt.host.proc.status import real_user
 from crckpt.host.syscalls.libc import syscall
 
 # linux/kcmp.h
-_KCMP_FILE, _KCMP_VM, _KCMP_FILES, _KCMP_FS = 0, 1, 2, 3
-_KCMP_EPOLL_TFD: Final = 7  # since Linux 4.13
+FILE, VM, FILES, FS = 0, 1, 2, 3
+"""What is compared: open files, all memory, tables of descriptors, directories with umask."""
+_EPOLL_TFD: Final = 7  # since Linux 4.13
 _LOOKS_FOR_S: Final = 1.0
 _LOOKS_NEAR_FOR_S: Final = 5.0
 
 Entry = TypeVar("Entry")
 
 
-def is_sharing_memory(one: int, other: int) -> bool:
-    """Return whether two processes share all their memory; False if one has ended or the kernel has no kcmp."""
-    return _compare(one, other, _KCMP_VM) == 0
-
-
-def has_own_directories(tid: int, pid: int) -> bool:
-    """Return whether a thread shares neither working directory, root nor umask with its process's first thread."""
-    return bool(_compare(tid, pid, _KCMP_FS))
-
-
-def has_own_descriptors(tid: int, pid: int) -> bool:
-    """Return whether a thread has another table of descriptors than its process's first thread."""
-    return bool(_compare(tid, pid, _KCMP_FILES))
-
-
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
     """Return whether a process's descriptor and ours are the same open file. False if the kernel has no kcmp."""
-    return _compare(os.getpid(), pid, _KCMP_FILE, ours, descriptor) == 0
+    return compare(os.getpid(), pid, FILE, ours, descriptor) == 0
 
 
 def order_files(one: int, number: int, other: int, other_number: int) -> int:
     """Order two open files: 0 if they are the same, -1 or 1 if not, or if one of them has gone."""
-    found = _compare(one, other, _KCMP_FILE, number, other_number)
+    found = compare(one, other, FILE, number, other_number)
     return 1 if found is None else (0, -1, 1, 1)[found]
 
 
-def _compare(one: int, other: int, kind: int, this: int = 0, that: int = 0) -> int | None:
-    """0: the same. 1: less, 2: greater, 3: different. None: one of them has gone, or the kernel has no kcmp."""
+def compare(one: int, other: int, kind: int, this: int = 0, that: int = 0) -> int | None:
+    """Compare what two threads have of a kind. `this` and `that` are the descriptors of open files.
+
+    0: the same. 1: less, 2: greater, 3: different. None: one of them has gone, or the kernel has no kcmp.
+    """
     with suppress(OSError):
         return syscall("kcmp", one, other, kind, this, that)
     return None
 
 
-def find_directory_sharers(pids: Sequence[int]) -> list[list[int]]:
-    """Group the processes that share their working directory, root and umask (CLONE_FS); none if there is no kcmp."""
-    return _find_groups(pids, _KCMP_FS)
-
-
-def find_table_sharers(pids: Sequence[int]) -> list[list[int]]:
-    """Group the processes that share their table of descriptors (CLONE_FILES); none if there is no kcmp."""
-    return _find_groups(pids, _KCMP_FILES)
-
-
-def _find_groups(pids: Sequence[int], kind: int) -> list[list[int]]:
+def find_groups(pids: Sequence[int], kind: int) -> list[list[int]]:
+    """Group the processes that share what they have of a kind (CLONE_FILES, CLONE_FS); none if there is no kcmp."""
     with suppress(OSError):  # one of them ends now: the next look finds the others
         groups = group_same(pids, lambda one, other: (0, -1, 1, 1)[syscall("kcmp", one, other, kind, 0, 0)])
         return [group for group in groups if len(group) > 1]
@@ -96,7 +76,7 @@ def is_watched(pid: int, epoll: int, number: int, at: int, descriptor: int) -> b
     # struct kcmp_epoll_slot
     slot = struct.pack("=III", epoll, number, at)
     try:
-        return syscall("kcmp", pid, pid, _KCMP_EPOLL_TFD, descriptor, ctypes.create_string_buffer(slot)) == 0
+        return syscall("kcmp", pid, pid, _EPOLL_TFD, descriptor, ctypes.create_string_buffer(slot)) == 0
     except OSError as error:
         if error.errno != errno.EBADF:
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import select
@@ -41,8 +40,7 @@ def tracks_by_soft_dirty() -> bool:
     """Reset the soft-dirty bits of ours, write a page, and look at its bit."""
     with _pages_of_ours(1) as (memory, address):
         try:
-            with Path("/proc/self/clear_refs").open("w") as file:
-                file.write("4")  # since Linux 3.11: reset the soft-dirty bits of all pages
+            Path("/proc/self/clear_refs").write_text("4")  # since Linux 3.11: reset the soft-dirty bits of all pages
         except OSError:
             return False
         before = _soft_dirty(address)
@@ -135,14 +133,9 @@ def _made_userfaultfd(
 
 def _scan(start: int, length: int, flags: int) -> int:
     """Count the regions of written pages that PAGEMAP_SCAN reports."""
-    regions = ctypes.create_string_buffer(24 * 8)
-    # struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages; then masks of categories:
-    # inverted, all of, any of, returned.
-    masks = (0, pagemap.PAGE_IS_WRITTEN, 0, pagemap.PAGE_IS_WRITTEN)
-    request = struct.pack("<12Q", 96, flags, start, start + length, 0, ctypes.addressof(regions), 8, 0, *masks)
+    regions, masks = ctypes.create_string_buffer(24 * 8), (0, pagemap.PAGE_IS_WRITTEN, 0)
     with Path("/proc/self/pagemap").open("rb") as file:
-        found: int = fcntl.ioctl(file, pagemap.PAGEMAP_SCAN, bytearray(request))
-        return found
+        return pagemap.scan(file.fileno(), start, start + length, regions, flags=flags, masks=masks)[0]
 
 
 def _soft_dirty(address: int) -> bool:

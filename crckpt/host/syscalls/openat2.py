@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -22,10 +23,6 @@ RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
 def open_without_links(path: str, flags: int, mode: int = 0, *, directory: int | None = None) -> int:
     """Open `path`, a name in the open `directory` if there is one, and return its descriptor.
 
@@ -33,9 +30,9 @@ def open_without_links(path: str, flags: int, mode: int = 0, *, directory: int |
     `directory`.
     """
     resolve = _NO_SYMLINKS | (_BENEATH if directory is not None else 0)
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    how = struct.pack("=3Q", flags | os.O_CLOEXEC, mode, resolve)  # struct open_how
     start = -100 if directory is None else directory  # AT_FDCWD
-    return syscall("openat2", start, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how), path=path)
+    return syscall("openat2", start, os.fsencode(path), how, len(how), path=path)
 
 
 @contextmanager

@@ -16,9 +16,8 @@ from msgspec import Struct
 
 from crckpt.host.syscalls.libc import LIBC, NUMBERS, check, syscall
 
-_SET_DUMPABLE: Final = 4
-_SET_SECCOMP: Final = 22
-_SECCOMP_MODE_STRICT: Final = 1
+SET_DUMPABLE: Final = 4
+SET_SECCOMP, SECCOMP_MODE_STRICT = 22, 1
 _CAPBSET_READ: Final = 23
 _CAPBSET_DROP: Final = 24
 GET_SECUREBITS: Final = 27
@@ -29,7 +28,7 @@ _SET_MM: Final = 35
 _SET_MM_MAP_SIZE: Final = 15
 _SET_CHILD_SUBREAPER: Final = 36
 _GET_CHILD_SUBREAPER: Final = 37
-_SET_NO_NEW_PRIVS: Final = 38
+SET_NO_NEW_PRIVS: Final = 38
 SET_IO_FLUSHER: Final = 57
 SET_MDWE, GET_MDWE = 65, 66
 SET_MEMORY_MERGE: Final = 67
@@ -57,45 +56,31 @@ _DETACH: Final = 2
 def is_child_subreaper() -> bool:
     """Return whether orphaned descendants become our children."""
     answer = ctypes.c_int()
-    _prctl(_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+    prctl(_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)
 
 
 def set_child_subreaper(*, enabled: bool) -> None:
     """Let orphaned descendants become our children, or not."""
-    _prctl(_SET_CHILD_SUBREAPER, int(enabled))
+    prctl(_SET_CHILD_SUBREAPER, int(enabled))
 
 
 def drop_capability(number: int) -> None:
     """Drop a capability from our bounding set. Nothing happens if the kernel has no such capability. Raises OSError."""
     # 0: dropped already. -1: the kernel has no such capability, for which dropping would fail.
     if LIBC.prctl(_CAPBSET_READ, ctypes.c_ulong(number), 0, 0, 0) == 1:
-        _prctl(_CAPBSET_DROP, number)
-
-
-def set_no_new_privileges() -> None:
-    """Let no program that we execute get more rights than we have. Raises OSError."""
-    _prctl(_SET_NO_NEW_PRIVS, 1)
-
-
-def forbid_core_dump() -> None:
-    """Let the kernel write no core file of us. Raises OSError."""
-    _prctl(_SET_DUMPABLE, 0)
-
-
-def enter_strict_seccomp() -> None:
-    """Forbid ourselves all system calls but read, write and the exit of a single thread. Raises OSError."""
-    _prctl(_SET_SECCOMP, _SECCOMP_MODE_STRICT)
+        prctl(_CAPBSET_DROP, number)
 
 
 def memory_map_size() -> int:
     """Bytes of the structure with which a restore describes a process's memory. Raises OSError."""
     size = ctypes.c_uint()
-    _prctl(_SET_MM, _SET_MM_MAP_SIZE, ctypes.byref(size))
+    prctl(_SET_MM, _SET_MM_MAP_SIZE, ctypes.byref(size))
     return size.value
 
 
-def _prctl(option: int, *arguments: object) -> int:
+def prctl(option: int, *arguments: object) -> int:
+    """Make a call of prctl(2). Raises OSError."""
     # The kernel reads four words of 64 bits, and refuses many options if those that they do not use are not 0.
     words = (ctypes.c_ulong(word) if isinstance(word, int) else word for word in (*arguments, 0, 0, 0, 0)[:4])
     return check(LIBC.prctl(option, *words))
@@ -124,8 +109,7 @@ def fork_with_pid(pid: int) -> int:
     # set_tid needs Linux 5.5, and CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. EEXIST: the PID is in use.
     wanted = ctypes.c_int(pid)
     # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size
-    words = struct.pack("=10Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1)
-    return check(_LOCKED_LIBC.syscall(NUMBERS["clone3"], ctypes.c_char_p(words), len(words)))
+    return _clone(0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1)
 
 
 def fork_with_same_descriptors() -> int:
@@ -134,7 +118,11 @@ def fork_with_same_descriptors() -> int:
     Nothing that one of them opened is closed by its end as long as the other lives. Call it before there are threads.
     Raises OSError.
     """
-    words = struct.pack("=8Q", _CLONE_FILES, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+    return _clone(_CLONE_FILES, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+
+
+def _clone(*arguments: int) -> int:
+    words = struct.pack(f"={len(arguments)}Q", *arguments)
     return check(_LOCKED_LIBC.syscall(NUMBERS["clone3"], ctypes.c_char_p(words), len(words)))
 
 

@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # linux/fs.h: PAGEMAP_SCAN, PM_SCAN_..., PAGE_IS_...
-PAGEMAP_SCAN = 0xC0606610
+_PAGEMAP_SCAN = 0xC0606610
 SCAN_WP_MATCHING = 1
 SCAN_CHECK_WPASYNC = 2
 _PAGE_IS_WPALLOWED = 1 << 0
 PAGE_IS_WRITTEN = 1 << 1
 _PAGE_IS_FILE = 1 << 2
-_PAGE_IS_PRESENT = 1 << 3
-_PAGE_IS_SWAPPED = 1 << 4
+_WITH_CONTENT = 1 << 3 | 1 << 4  # PAGE_IS_PRESENT, PAGE_IS_SWAPPED
 _PAGE_IS_PFNZERO = 1 << 5
 # Bits of an entry of the file itself.
 SOFT_DIRTY_BIT = 1 << 55
@@ -104,7 +103,7 @@ def is_registered(pagemap: int, found: AddressRange) -> bool:
     """Return whether a map is write-protected asynchronously, by an open /proc/PID/pagemap. Raises OSError."""
     try:
         # One page is enough: the kernel checks the whole map that it lies in, and fails with EPERM.
-        _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=SCAN_CHECK_WPASYNC)
+        scan(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=SCAN_CHECK_WPASYNC)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTTY):  # ENOTTY: a kernel that cannot protect so, before 6.7
             raise
@@ -160,29 +159,31 @@ def _regions(pagemap: int, found: AddressRange, excluded: int = _PAGE_IS_PFNZERO
     buffer = ctypes.create_string_buffer(_REGIONS_AT_ONCE * _REGION)
     place = found.start
     while place < found.end:
-        count, reached = _request(pagemap, place, min(place + _PIECE, found.end), buffer, excluded=excluded)
+        masks = (excluded, excluded, _WITH_CONTENT)
+        count, reached = scan(pagemap, place, min(place + _PIECE, found.end), buffer, masks=masks)
         regions = buffer.raw[: count * _REGION]
         # The kernel may report less progress than its last region, and would report that region twice.
         place = max(reached, struct.unpack_from("<Q", regions, len(regions) - _REGION + _REGION_END)[0] if count else 0)
         yield regions
 
 
-def _request(
+def scan(
     pagemap: int,
     start: int,
     end: int,
     buffer: ctypes.Array[ctypes.c_char] | None,
     *,
     flags: int = 0,
-    excluded: int = _PAGE_IS_PFNZERO,
+    masks: tuple[int, int, int] = (_PAGE_IS_PFNZERO, _PAGE_IS_PFNZERO, _WITH_CONTENT),
 ) -> tuple[int, int]:
-    """Scan for pages with content that are of no `excluded` kind: (number of regions, where the scan ended)."""
+    """Scan an open /proc/PID/pagemap: (number of regions in `buffer`, where the scan ended). Raises OSError.
+
+    `masks` of categories: inverted, all of, any of.
+    """
     room = len(buffer) // _REGION if buffer else 0
     place = ctypes.addressof(buffer) if buffer else 0
-    # Masks: inverted, all of, any of. A page must be in no `excluded` category, and in one of those with content.
-    holds_something = (excluded, excluded, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)
     reported = _PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN
     # struct pm_scan_arg: its size of 96 bytes, flags, start, end, walk_end (an answer), vec, vec_len, max_pages, masks.
-    request = bytearray(struct.pack("<12Q", 96, flags, start, end, 0, place, room, 0, *holds_something, reported))
-    count: int = fcntl.ioctl(pagemap, PAGEMAP_SCAN, request)
+    request = bytearray(struct.pack("<12Q", 96, flags, start, end, 0, place, room, 0, *masks, reported))
+    count: int = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, request)
     return count, struct.unpack_from("<Q", request, 32)[0]

@@ -42,6 +42,7 @@ _process_vm_readv.restype = ctypes.c_ssize_t
 PIPE_SIZE: Final = 1 << 20
 """Bytes that a pipe holds: the most that an unprivileged process may request."""
 _vmsplice = LIBC.vmsplice
+_vmsplice.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_uint)
 _vmsplice.restype = ctypes.c_ssize_t
 _NONBLOCK: Final = 2  # SPLICE_F_NONBLOCK, linux/splice.h
 
@@ -74,13 +75,6 @@ def touch_memory(pid: int, address: int) -> None:
     _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)
 
 
-class _Vector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-_vmsplice.argtypes = (ctypes.c_int, ctypes.POINTER(_Vector), ctypes.c_ulong, ctypes.c_uint)
-
-
 class Lender:
     """The writer of a large pipe, which refers to our pages instead of having copies."""
 
@@ -100,7 +94,7 @@ class Lender:
         in. The reader must not splice: then nobody knows how long the pages are in use. Raises BrokenPipeError if there
         is no reader any more.
         """
-        vector = _Vector(ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content))
+        vector = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content))
         try:
             done = check(_vmsplice(self._pipe, ctypes.byref(vector), 1, _NONBLOCK))
         except BlockingIOError:

@@ -78,7 +78,10 @@ class StoppedThread:
             # If its code was changed it may enter any call: so there is always a limit.
             self._go_on_to_system_call(within_s or _ENTERS_WITHIN_S)
         except TimeoutError:
-            self._leave_out_system_call(registers)
+            # Stop it before the call, or where it enters the call, which then does nothing.
+            ptrace_requests.interrupt(self.tid)
+            if _trap(self._pid, self.tid, None, or_at_call=True):
+                registers.write(self.tid)
             raise _not_running_error(self._pid) from None
         if not self._is_entering(number, arguments):
             registers.write(self.tid)
@@ -122,23 +125,10 @@ class StoppedThread:
         """Let it run until it enters its next call, or returns from one. Raises TimeoutError: then it still runs."""
         delivered = 0
         while delivered != _AT_SYSTEM_CALL:
-            ptrace_requests.continue_to_system_call(self.tid, delivered)
+            ptrace_requests.call("syscall", self.tid, delivered)
             event, stop = _next_stop(self._pid, self.tid, within_s)
             # SIGSTOP cannot be blocked: the thread gets it, and is still stopped by it after we have detached.
             delivered = 0 if event else stop
-
-    def _leave_out_system_call(self, registers: ThreadRegisters) -> None:
-        """Stop it before the call, or where it enters the call, which then does nothing."""
-        ptrace_requests.interrupt(self.tid)
-        while True:
-            event, stop = _next_stop(self._pid, self.tid, None)
-            if event == _EVENT_STOP:
-                return
-            if stop == _AT_SYSTEM_CALL:
-                registers.write(self.tid)
-                return
-            ptrace_requests.interrupt(self.tid)
-            ptrace_requests.continue_thread(self.tid, stop)
 
 
 @contextmanager
@@ -166,7 +156,7 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
             raise _uninterruptible_error(pid, tid) from None
         # A process that we trace keeps its PID.
         if identity is not None and not identity.keeps_pid:
-            ptrace_requests.detach(tid)
+            ptrace_requests.call("detach", tid)
             raise Refused(f"PID {pid} has ended, and another process has its PID now")
         with _restored(pid, tid) as found:
             yield StoppedThread(pid, tid, found)
@@ -200,11 +190,11 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
         # once more, and runs no instruction until then. Without a limit: it must not run on with our
         # registers, however long it takes until it gets CPU time.
         ptrace_requests.interrupt(tid)
-        ptrace_requests.continue_thread(tid)
+        ptrace_requests.call("cont", tid)
         _trap(pid, tid, None)
         found.write(tid)
         ptrace_requests.set_signal_mask(tid, mask)
-        ptrace_requests.detach(tid)
+        ptrace_requests.call("detach", tid)
 
 
 def _find_thread(pid: int) -> int:
@@ -264,7 +254,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     """
     # The thread enters a call, and its filters have not run yet.
     try:
-        ptrace_requests.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
+        ptrace_requests.call("setoptions", tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:
         registers = ThreadRegisters.read(tid)
         registers.forget_call()
@@ -274,18 +264,22 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
             hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ) from None
     yield
-    ptrace_requests.set_options(tid, _TRACESYSGOOD)
+    ptrace_requests.call("setoptions", tid, _TRACESYSGOOD)
 
 
-def _trap(pid: int, tid: int, within_s: float | None) -> None:
-    """Wait until it is in the stop that was requested; deliver signals that come first."""
+def _trap(pid: int, tid: int, within_s: float | None, *, or_at_call: bool = False) -> bool:
+    """Wait until it is in the stop that was requested; deliver signals that come first.
+
+    Or until it enters a system call: return whether it does.
+    """
     while True:
         event, stop = _next_stop(pid, tid, within_s)
-        if event == _EVENT_STOP:
-            return
+        is_at_call = not event and stop == _AT_SYSTEM_CALL
+        if event == _EVENT_STOP or (or_at_call and is_at_call):
+            return is_at_call
         # The kernel may have merged the request with this stop: repeat it.
         ptrace_requests.interrupt(tid)
-        ptrace_requests.continue_thread(tid, 0 if stop == _AT_SYSTEM_CALL else stop)
+        ptrace_requests.call("cont", tid, 0 if is_at_call else stop)
 
 
 def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
@@ -349,7 +343,7 @@ def _refuse_own_dispatch(pid: int, tid: int) -> None:
     except OSError:  # a kernel before 6.4 has no such request
         return
     if struct.unpack_from("<Q", info)[0]:
-        ptrace_requests.detach(tid)
+        ptrace_requests.call("detach", tid)
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from crckpt.host.syscalls.libc import LIBC, check
+from crckpt.host.syscalls.restarted_calls import RESTARTED_CALLS
 
 SUSPEND_SECCOMP: Final = 1 << 21
 """An option: the thread's system call filters do not run."""
@@ -35,19 +36,11 @@ DISPATCH: Final = 0x4211, 32
 _TABLES: Final = {("x86_64", True): "x86_64", ("x86_64", False): "i386", ("aarch64", True): "aarch64"}
 # Its tables are those of Linux 5.8, for 32-bit programs 2.6. Since 403 a number is the same on all machines.
 _NEWER: Final = {
-    364: "accept4",
-    371: "recvfrom",
-    372: "recvmsg",
-    385: "io_pgetevents",
+    **{call.compat: call.plain_name for call in RESTARTED_CALLS},
     407: "clock_nanosleep",
     413: "pselect6",
     414: "ppoll",
-    416: "io_pgetevents",
-    417: "recvmmsg",
-    420: "semtimedop",
-    421: "rt_sigtimedwait",
     422: "futex",
-    441: "epoll_pwait2",
     449: "futex_waitv",
 }
 
@@ -95,37 +88,16 @@ def _request(request: int, tid: int, data: object = 0, address: int = 0) -> None
         raise
 
 
-def get_registers(tid: int) -> Any:
-    """Read the general registers of a stopped thread: a ctypes structure, by their names. Raises OSError."""
-    return _call("getregs", tid)
+Request = Literal["getregs", "setregs", "cont", "syscall", "setoptions", "detach"]
 
 
-def set_registers(tid: int, registers: Any) -> None:
-    """Write the general registers of a stopped thread. Raises OSError."""
-    _call("setregs", tid, registers)
+def call(name: Request, tid: int, *arguments: Any) -> Any:
+    """Make a request of python-ptrace for a stopped thread. Raises OSError.
 
-
-def continue_thread(tid: int, signal: int = 0) -> None:
-    """Let a stopped thread run on; deliver `signal`. Raises OSError."""
-    _call("cont", tid, signal)
-
-
-def continue_to_system_call(tid: int, signal: int = 0) -> None:
-    """Let a stopped thread run until it enters or leaves a system call; deliver `signal`. Raises OSError."""
-    _call("syscall", tid, signal)
-
-
-def set_options(tid: int, options: int) -> None:
-    """Replace the options with which a stopped thread is traced (PTRACE_O_...). Raises OSError."""
-    _call("setoptions", tid, options)
-
-
-def detach(tid: int) -> None:
-    """Stop tracing a stopped thread; it runs on. Raises OSError."""
-    _call("detach", tid)
-
-
-def _call(name: str, tid: int, *arguments: Any) -> Any:
+    `getregs` and `setregs`: its general registers, a ctypes structure with their names. `cont`, `syscall`: let it run
+    on, or until it enters or leaves a system call, and deliver a signal. `setoptions`: replace its options
+    (PTRACE_O_...).
+    """
     try:
         return getattr(load("binding"), f"ptrace_{name}")(tid, *arguments)
     except load("error").PtraceError as error:

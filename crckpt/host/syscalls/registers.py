@@ -2,8 +2,7 @@
 
 The registers and their names are python-ptrace's; the conventions, of x86-64 and 32-bit programs on it, are ours.
 When a thread is stopped, the kernel leaves the result of its interrupted call in its registers. `restarting_result`
-corrects it after crckpt has attached to a process; crckpt/tracking/preload/restart.c, with the same table, does so in
-CRIU. Source: syscall(2).
+corrects it after crckpt has attached to a process. Source: syscall(2).
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from crckpt.host.syscalls.ptrace_requests import get_registers, load, set_registers
+from crckpt.host.syscalls import ptrace_requests
+from crckpt.host.syscalls.restarted_calls import RESTARTED_CALLS, SOCKET
 
 # Loaded now, not while a thread is stopped.
-_CPU: Final = load("binding.cpu")
+_CPU: Final = ptrace_requests.load("binding.cpu")
 _COMPAT_CODE: Final = 0x23  # __USER32_CS: the code segment of 32-bit programs
 
 # The kernel overwrites rax with the result. orig_rax still tells it which call to restart, if any.
 _NUMBER, _RESULT = "orig_rax", "rax"
-SOCKET: Final = -1
-"""The call's first argument must be a socket."""
 _NO_HANDLER: Final = -514  # ERESTARTNOHAND: made again, unless a handler runs
 _RESTART_BLOCK: Final = -516  # ERESTART_RESTARTBLOCK: made again by restart_syscall, unless a handler runs
 # By `is_compat`. A thread that was stopped before is in restart_syscall; only the kernel knows which call that
@@ -64,11 +62,11 @@ class ThreadRegisters:
     @classmethod
     def read(cls, tid: int) -> ThreadRegisters:
         """Read them from a stopped thread. Raises OSError."""
-        return cls(get_registers(tid))
+        return cls(ptrace_requests.call("getregs", tid))
 
     def write(self, tid: int) -> None:
         """Write them to a stopped thread. Raises OSError."""
-        set_registers(tid, self._values)
+        ptrace_requests.call("setregs", tid, self._values)
 
     def copy(self) -> ThreadRegisters:
         """Other registers with the same values."""
@@ -135,65 +133,6 @@ class ThreadRegisters:
 def is_supported() -> bool:
     """Return whether this is the machine whose registers and conventions are known here."""
     return platform.machine() == "x86_64"
-
-
-class RestartedCall(Struct, frozen=True):
-    """A call that returns EINTR without an effect: its numbers (-1: none), and the first argument that it must have."""
-
-    name: str
-    number: int
-    compat: int
-    only: int = 0
-
-
-# These return EINTR after a mere stop, without a handler (signal(7)); on a socket, if it has a timeout (SO_RCVTIMEO,
-# SO_SNDTIMEO). Other files are left out: a FUSE server may have done its part of the call.
-RESTARTED_CALLS: Final = (
-    # Events stay in the set until they are returned.
-    RestartedCall("epoll_wait", 232, 256),
-    RestartedCall("epoll_pwait", 281, 319),
-    RestartedCall("epoll_pwait2", 441, 441),
-    # All operations are done, or none.
-    RestartedCall("semop", 65, -1),
-    RestartedCall("semtimedop", 220, 420),
-    RestartedCall("ipc: semop", -1, 117, 1),
-    RestartedCall("ipc: semtimedop", -1, 117, 4),
-    # It returns a signal that it took.
-    RestartedCall("rt_sigtimedwait", 128, 177),
-    RestartedCall("rt_sigtimedwait_time64", -1, 421),
-    # If they took, read or sent anything, they return its count: EINTR means nothing was done.
-    RestartedCall("io_getevents", 208, 247),
-    RestartedCall("io_pgetevents", 333, 385),
-    RestartedCall("io_pgetevents_time64", -1, 416),
-    RestartedCall("read", 0, 3, SOCKET),
-    RestartedCall("readv", 19, 145, SOCKET),
-    RestartedCall("recvfrom", 45, 371, SOCKET),
-    RestartedCall("recvmsg", 47, 372, SOCKET),
-    RestartedCall("recvmmsg", 299, 337, SOCKET),
-    RestartedCall("recvmmsg_time64", -1, 417, SOCKET),
-    RestartedCall("write", 1, 4, SOCKET),
-    RestartedCall("writev", 20, 146, SOCKET),
-    RestartedCall("sendto", 44, 369, SOCKET),
-    RestartedCall("sendmsg", 46, 370, SOCKET),
-    RestartedCall("sendmmsg", 307, 345, SOCKET),
-    RestartedCall("sendfile", 40, 187, SOCKET),
-    RestartedCall("sendfile64", -1, 239, SOCKET),
-    RestartedCall("accept", 43, -1, SOCKET),
-    RestartedCall("accept4", 288, 364, SOCKET),
-    # It waits for the connection that it began. Over TCP it then times out with another errno.
-    RestartedCall("connect", 42, 362, SOCKET),
-    RestartedCall("socketcall: connect", -1, 102, 3),
-    RestartedCall("socketcall: accept", -1, 102, 5),
-    RestartedCall("socketcall: send", -1, 102, 9),
-    RestartedCall("socketcall: recv", -1, 102, 10),
-    RestartedCall("socketcall: sendto", -1, 102, 11),
-    RestartedCall("socketcall: recvfrom", -1, 102, 12),
-    RestartedCall("socketcall: sendmsg", -1, 102, 16),
-    RestartedCall("socketcall: recvmsg", -1, 102, 17),
-    RestartedCall("socketcall: accept4", -1, 102, 18),
-    RestartedCall("socketcall: recvmmsg", -1, 102, 19),
-    RestartedCall("socketcall: sendmmsg", -1, 102, 20),
-)
 
 
 def restarting_result(

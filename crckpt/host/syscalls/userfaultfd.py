@@ -202,17 +202,10 @@ class MissingPages(Userfaultfd):
         """From now on, a thread that touches a missing page of this mapping waits for us. Raises OSError."""
         self.add(start, end, MODE_MISSING | (MODE_WP if has_guard_pages() else 0))
 
-    def mark(self, start: int, end: int) -> None:
-        """Mark missing pages of a mapping; guard pages stay as they are. Raises as `copy`."""
-        self._mark(start, end, _WRITEPROTECT_MODE_WP)
-
-    def unmark(self, start: int, end: int) -> None:
-        """Remove the marks of missing pages. Raises as `copy`."""
-        self._mark(start, end, 0)
-
-    def _mark(self, start: int, end: int, mode: int) -> None:
+    def mark(self, start: int, end: int, *, is_set: bool = True) -> None:
+        """Mark missing pages of a mapping, or remove the marks; guard pages stay as they are. Raises as `copy`."""
         try:
-            self.protect(start, end, mode)
+            self.protect(start, end, _WRITEPROTECT_MODE_WP if is_set else 0)
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 raise Changing from None

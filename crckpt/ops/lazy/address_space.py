@@ -136,7 +136,7 @@ class FilledSpace:
             # While a page was unpacked, the program may have moved it away, or given it back.
             if not pieces or self._segments.find_origin(address) is None:
                 if self._has_marks:
-                    self._repeat(lambda: self._missing.unmark(address, address + PAGE_SIZE))
+                    self._repeat(lambda: self._missing.mark(address, address + PAGE_SIZE, is_set=False))
                 self._zero(address)
             if not self.has_ended:
                 self._missing.wake(address)

@@ -121,7 +121,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 def test_seccomp_trial_needs_suspension() -> None:
     def forbid_itself_to_end() -> int:
-        own_process.enter_strict_seccomp()
+        own_process.prctl(own_process.SET_SECCOMP, own_process.SECCOMP_MODE_STRICT)
         return 0
 
     assert wait_for_status(fork(forbid_itself_to_end)) == -signal.SIGKILL

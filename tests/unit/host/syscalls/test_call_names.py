@@ -9,7 +9,7 @@ import pytest
 
 from crckpt.host.observe.tasks import parse_call
 from crckpt.host.syscalls.ptrace_requests import call_name
-from crckpt.host.syscalls.registers import RESTARTED_CALLS
+from crckpt.host.syscalls.restarted_calls import RESTARTED_CALLS
 
 NATIVE_STACK, COMPAT_STACK = 1 << 46, 1 << 31
 

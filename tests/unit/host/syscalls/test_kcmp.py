@@ -14,7 +14,7 @@ from small_programs import WAITS, free_pid, program
 
 from crckpt.host import proc
 from crckpt.host.syscalls import kcmp
-from crckpt.host.syscalls.kcmp import find_sharers, is_same_file, is_sharing_memory
+from crckpt.host.syscalls.kcmp import VM, compare, find_sharers, is_same_file
 
 CLONE_VM = 0x100
 SHARES_MEMORY = f"""
@@ -40,10 +40,10 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_clone_shares_memory_and_fork_does_not(waiting: subprocess.Popen[bytes]) -> None:
     with program(SHARES_MEMORY) as process:
         (child,) = proc.children(process.pid)
-        assert is_sharing_memory(process.pid, child)
+        assert compare(process.pid, child, VM) == 0
         os.kill(child, 9)
-    assert not is_sharing_memory(os.getpid(), waiting.pid)
-    assert not is_sharing_memory(os.getpid(), free_pid())
+    assert compare(os.getpid(), waiting.pid, VM) != 0
+    assert compare(os.getpid(), free_pid(), VM) != 0
 
 
 def test_inherited_descriptor_is_the_same_open_file(pipe: tuple[int, int]) -> None:

@@ -45,12 +45,13 @@ else:
 
 
 def test_no_new_privs_is_set() -> None:
-    assert output_of('own_process.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
+    code = "own_process.prctl(own_process.SET_NO_NEW_PRIVS, 1); print(read_status('self')['NoNewPrivs'])"
+    assert output_of(code) == "1"
 
 
 def test_strict_seccomp_allows_only_read_and_write() -> None:
-    code = "import os; print('before', flush=True); own_process.enter_strict_seccomp(); os.getppid()"
-    begin = "from crckpt.host.syscalls import own_process\n"
+    code = "import os; print('before', flush=True); prctl(SET_SECCOMP, SECCOMP_MODE_STRICT); os.getppid()"
+    begin = "from crckpt.host.syscalls.own_process import SECCOMP_MODE_STRICT, SET_SECCOMP, prctl\n"
     result = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (-9, "before\n")
 

@@ -22,10 +22,7 @@ def test_import_starts_no_program() -> None:
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "request_", [ptrace_requests.get_registers, ptrace_requests.detach, ptrace_requests.continue_thread]
-)
-def test_untraced_process_raises_an_os_error(request_: object) -> None:
-    assert callable(request_)
+@pytest.mark.parametrize("name", ["getregs", "detach", "cont"])
+def test_untraced_process_raises_an_os_error(name: ptrace_requests.Request) -> None:
     with pytest.raises(ProcessLookupError):
-        request_(os.getppid())
+        ptrace_requests.call(name, os.getppid())

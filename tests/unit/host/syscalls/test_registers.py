@@ -37,7 +37,7 @@ def traced(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        ptrace_requests.detach(pid)
+        ptrace_requests.call("detach", pid)
 
 
 def test_registers_of_a_thread_waiting_in_read(target: StatementRunner) -> None:

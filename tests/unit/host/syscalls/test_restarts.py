@@ -6,7 +6,7 @@ import re
 
 from checkout import PROJECT
 
-from crckpt.host.syscalls.registers import RESTARTED_CALLS, SOCKET
+from crckpt.host.syscalls.restarted_calls import RESTARTED_CALLS, SOCKET
 
 SOURCE = PROJECT / "crckpt/tracking/preload/calls.c"
 

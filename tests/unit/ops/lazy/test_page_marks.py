@@ -157,7 +157,7 @@ def test_process_of_a_fork_is_found() -> None:
         assert marks is not None
         # It is that of the child: what happens to its memory is seen there.
         child.zero(program.address)
-        child.unmark(program.address, program.address + PAGE_SIZE)
+        child.mark(program.address, program.address + PAGE_SIZE, is_set=False)
         assert find(program, marks) == [(1, PAGES)]
         marks.close()
         os.kill(pid, signal.SIGKILL)
