@@ -26,9 +26,10 @@ from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal, lock_removed
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.devices import Device, find_holder, find_ip, find_route, read_devices, read_routes, remove
+from crckpt.host.network.devices import Device, find_holder, find_route, read_devices, read_routes, remove
 from crckpt.host.probes.network import move_ip
 from crckpt.host.probes.trial import probe_in_child
+from crckpt.host.process import run
 from crckpt.host.steps import step
 from crckpt.model import RunId
 
@@ -56,7 +57,7 @@ def _split(address: str) -> tuple[HostAddress, HostAddress]:
 
 def check_source(addresses: Sequence[HostAddress]) -> tuple[Finding, ...]:
     """Find why this host cannot give the addresses away. Raises HostCannot."""
-    if find_ip() is None:
+    if run.find_program("ip") is None:
         return (cause("ip-missing").finding(),)
     return tuple(finding for address in addresses for finding in _check_here(address))
 

@@ -226,7 +226,7 @@ def _left_logs(context: Context) -> _Files:
         if stat.S_ISREG(log.lstat().st_mode)
     ]
     for number, (_, log) in enumerate(sorted(logs, reverse=True)[:_LOGS], 1):
-        descriptor = open_checked(log, None)
+        descriptor = open_checked(log)
         try:
             content = read_stream_ends(descriptor)
         finally:

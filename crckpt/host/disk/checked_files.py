@@ -43,8 +43,8 @@ _KINDS: Final = {
 
 def open_checked(
     path: str | Path,
-    most: int | None,
     *,
+    most: int | None = None,
     within: int | None = None,
     owner: int | None = None,
     mode: int = os.O_RDONLY,
@@ -54,7 +54,20 @@ def open_checked(
     `path` is relative to `within`, a descriptor of a directory, if given. The file's owner must be root, our user or
     `owner`. `most` is the largest size in bytes. Raises IntegrityError if the file is anything else, OSError.
     """
-    return _open(path, most, within, owner, mode)[0]
+    # Some devices act when they are opened, so check the kind first.
+    _check(os.stat(path, dir_fd=within, follow_symlinks=False), path, most, owner)
+    descriptor = _open(path, mode, within, path)
+    with closed_on_failure(descriptor):
+        found = os.fstat(descriptor)
+        _check(found, path, most, owner)
+        if found.st_size > _MOST_HOLE:
+            stored = found.st_blocks * _SECTOR
+            is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
+            # Some file systems report no blocks; those report no holes either.
+            if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+                raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
+            os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def open_regular(path: str | Path) -> tuple[int | None, int]:
@@ -110,13 +123,7 @@ def open_for_appending(path: Path) -> int:
         for entry in entries:
             if stat.S_ISLNK(entry.status.st_mode):
                 _check_owner(entry.status, entry.path, None)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS
-        try:
-            descriptor = os.open(path.name, flags, 0o600, dir_fd=above)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise IntegrityError(f"{path} is not a regular file") from error
-            raise
+        descriptor = _open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, above, path)
     with closed_on_failure(descriptor):
         _check(os.fstat(descriptor), path, None, None)
         # Another user can give a file of root's a second name, unless the kernel forbids it (fs.protected_hardlinks).
@@ -128,8 +135,8 @@ def open_for_appending(path: Path) -> int:
 
 def read_checked(path: str | Path, most: int, *, within: int | None = None, owner: int | None = None) -> bytes:
     """Read a file of up to `most` bytes. Raises what `open_checked` raises."""
-    descriptor, size = _open(path, most, within, owner)
-    with opened(descriptor):
+    with opened(open_checked(path, most=most, within=within, owner=owner)) as descriptor:
+        size = os.fstat(descriptor).st_size
         # Ask for one byte more than the size: then one read is enough, unless the file changes or is larger than
         # read(2) can return.
         content = os.read(descriptor, size + 1)
@@ -169,30 +176,14 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "a regular file")
 
 
-def _open(
-    path: str | Path, most: int | None, within: int | None, owner: int | None, mode: int = os.O_RDONLY
-) -> tuple[int, int]:
-    """Open and check; return the descriptor and the size in bytes."""
-    # Some devices act when they are opened, so check the kind first.
-    _check(os.stat(path, dir_fd=within, follow_symlinks=False), path, most, owner)
+def _open(path: str | Path, mode: int, within: int | None, shown: str | Path) -> int:
     try:
-        descriptor = os.open(path, _FLAGS | mode, dir_fd=within)
+        return os.open(path, _FLAGS | mode, 0o600, dir_fd=within)
     except OSError as error:
         # ELOOP: a link. ENXIO: a socket, or a device that does not exist (open(2)).
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise IntegrityError(f"{path} is not a regular file") from error
+            raise IntegrityError(f"{shown} is not a regular file") from error
         raise
-    with closed_on_failure(descriptor):
-        found = os.fstat(descriptor)
-        _check(found, path, most, owner)
-        if found.st_size > _MOST_HOLE:
-            stored = found.st_blocks * _SECTOR
-            is_hole = found.st_size - stored > _MOST_HOLE and stored * _LEAST_SHARE < found.st_size
-            # Some file systems report no blocks; those report no holes either.
-            if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
-                raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
-            os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor, found.st_size
 
 
 def _check(found: os.stat_result, path: str | Path, most: int | None, owner: int | None) -> None:

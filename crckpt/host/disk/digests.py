@@ -26,11 +26,7 @@ _USUALLY = 4096
 _MOST = 1 << 62
 
 
-def ignore_bytes(_count: int) -> None:
-    """Report read bytes to nobody."""
-
-
-def read_digest(descriptor: int, size: int, report: Callable[[int], None] = ignore_bytes) -> str:
+def read_digest(descriptor: int, size: int, report: Callable[[int], None] = lambda _: None) -> str:
     """The digest of an open file, in hexadecimal; empty if it does not have `size` bytes. Raises OSError.
 
     `report` is called with the number of bytes after each read.

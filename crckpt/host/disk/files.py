@@ -121,7 +121,7 @@ def open_lock(path: Path, what: str) -> int:
         descriptor = os.open(path, flags, PRIVATE_FILE)
         os.fchmod(descriptor, PRIVATE_FILE)
         return descriptor
-    return open_checked(path, None, mode=os.O_RDWR)
+    return open_checked(path, mode=os.O_RDWR)
 
 
 def write(descriptor: int, content: bytes | memoryview, what: str) -> None:

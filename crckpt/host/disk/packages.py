@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -37,9 +36,9 @@ def find_packages(paths: Iterable[str], after: datetime) -> dict[str, Package]:
     wanted = tuple(paths)
     found: dict[str, Package] = {}
     with suppress(HostCannot, OSError, ValueError):
-        if shutil.which("dpkg", path=run.ENVIRONMENT["PATH"]):
+        if run.find_program("dpkg"):
             return _ask_dpkg(wanted, after)
-        for path in wanted if shutil.which("rpm", path=run.ENVIRONMENT["PATH"]) else ():
+        for path in wanted if run.find_program("rpm") else ():
             done = run.run(("rpm", "--query", "--queryformat", _OF_RPM, "--file", path), timeout=_WITHIN_S)
             if done.ok:
                 name, version, since = done.output.splitlines()[0].split("\t")

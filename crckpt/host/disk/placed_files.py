@@ -167,12 +167,6 @@ class Placement:
         self._made.append((directory, name, (status.st_dev, status.st_ino)))
 
 
-def free_bytes(descriptor: int) -> int:
-    """The free bytes of the file system of an open file."""
-    status = os.fstatvfs(descriptor)
-    return status.f_bavail * status.f_frsize
-
-
 def finish(descriptor: int, owner: Ownership, modified: int) -> None:
     """Give a written file its owner, mode and time, and make its content durable."""
     owner.give(descriptor)

@@ -21,8 +21,8 @@ def nearest_existing(path: Path) -> Path:
     return next(above for above in (path, *path.parents) if above.exists())
 
 
-def free_disk(path: Path) -> int:
-    """Free bytes for us on the file system of an existing path."""
+def free_disk(path: Path | int) -> int:
+    """Free bytes for us on the file system of an existing path, or of an open file."""
     status = os.statvfs(path)
     # f_bfree would include root's reserve: a full disk must still let root log in and clean up.
     return status.f_bavail * status.f_frsize

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crckpt.errors import HostCannot
+from crckpt.host.opened import opened
 from crckpt.host.process import run
 from crckpt.model import RunId
 
@@ -23,10 +23,7 @@ _LOCK_NAME = len("CRIU-") + 16
 
 def find_nft() -> Path | None:
     """The packet filter's tool: the system's, or the one that came with CRIU."""
-    found = shutil.which("nft", path=run.ENVIRONMENT["PATH"])
-    if found:
-        return Path(found)
-    return _NFT_BESIDE if _NFT_BESIDE.exists() else None
+    return run.find_program("nft") or (_NFT_BESIDE if _NFT_BESIDE.exists() else None)
 
 
 def can_filter() -> bool:
@@ -51,7 +48,9 @@ def lift_lock(run_id: RunId, inside: Path | None = None) -> str | None:
 
 def find_removal(run_id: RunId, inside: Path | None = None) -> tuple[str, ...] | None:
     """Find the command that removes the network lock of a run of CRIU, with the table last; None if there is none."""
-    table = _lock_of(run_id, inside)
+    # CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).
+    found = (name for name in find_locks(inside) if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name))
+    table = next(found, None)
     return None if table is None else (*_entering(inside), str(find_nft()), "delete", "table", "inet", table)
 
 
@@ -75,16 +74,12 @@ def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
     """A path to the network namespace of that inode, of one of these processes or a named one; None if it is gone."""
     ours = Path("/proc/self/ns/net").stat().st_dev
     for path in (*(Path(f"/proc/{pid}/ns/net") for pid in pids), *find_named_networks()):
-        with suppress(OSError):
-            # It stays open during the block, so that the path cannot lead to another one.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                status = os.fstat(descriptor)
-                if (status.st_dev, status.st_ino) == (ours, inode):
-                    yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-                    return
-            finally:
-                os.close(descriptor)
+        # It stays open during the block, so that the path cannot lead to another one.
+        with suppress(OSError), opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino) == (ours, inode):
+                yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+                return
     yield None
 
 
@@ -102,10 +97,3 @@ def find_locks(inside: Path | None = None) -> tuple[str, ...]:
     tool = find_nft()
     listed = run.run([*_entering(inside), tool, "list", "tables", "inet"]).output.splitlines() if tool else []
     return tuple(line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
-
-
-def _lock_of(run_id: RunId, inside: Path | None) -> str | None:
-    """The name of the table that locks for this run; None if there is none."""
-    names = find_locks(inside)
-    # CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).
-    return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import struct
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -75,12 +73,6 @@ class Route(Struct, frozen=True):
     gateway: str = ""
     protocol: str = ""
     prefsrc: str = ""
-
-
-def find_ip() -> Path | None:
-    """The program ip(8); None if it is not installed."""
-    found = shutil.which("ip", path=run.ENVIRONMENT["PATH"])
-    return Path(found) if found else None
 
 
 def read_devices() -> tuple[Device, ...]:
@@ -171,7 +163,7 @@ def _ip(*words: str) -> run.Finished:
 
 
 def _try_ip(*words: str) -> run.Finished:
-    tool = find_ip()
+    tool = run.find_program("ip")
     if tool is None:
         raise HostCannot("ip is not installed", hint="apt-get install iproute2")
     return run.run([tool, *words], timeout=_WITHIN_S)

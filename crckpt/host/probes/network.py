@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import struct
 from pathlib import Path
@@ -13,7 +12,6 @@ from crckpt.errors import HostCannot
 from crckpt.host.namespaces import network_locks
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import raise_fence
-from crckpt.host.network.devices import find_ip
 from crckpt.host.observe.sock_diag import ask_for_sockets
 from crckpt.host.probes.trial import Outcome, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run
@@ -76,11 +74,8 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
         return limited("nft is not installed", left, "apt-get install nftables")
     if not network_locks.can_filter():
         return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
-    refused = _try_in_new_network((tool, _TABLE))
-    if refused is None:
-        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
-    if refused:
-        return missing(f"{tool}: {refused}", lost, "modprobe nf_tables")
+    if refused := _try_in_new_network((tool, _TABLE), lost, "modprobe nf_tables"):
+        return refused
     if of_criu is False:
         return missing(f"{tool} works, but this CRIU was built without nftables", lost, "crckpt install-criu")
     return ok(f"--tcp keep can block connections ({tool})", "" if of_criu else "not tested with CRIU")
@@ -89,32 +84,24 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
 def lock_by_iptables() -> Outcome:
     """Make CRIU's kind of rule in a new network namespace."""
     lost = "none on crckpt, which uses nftables"
-    tool = shutil.which("iptables", path=run.ENVIRONMENT["PATH"])
+    tool = run.find_program("iptables")
     if tool is None:
         return missing("iptables is not installed", lost, "apt-get install iptables")
-    refused = _try_in_new_network((tool, *_RULE))
-    if refused is None:
-        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
-    if refused:
-        return missing(f"{tool}: {refused}", lost, _MODULES_OF_RULE)
-    return ok(f"{tool} works; crckpt uses nftables")
+    return _try_in_new_network((tool, *_RULE), lost, _MODULES_OF_RULE) or ok(f"{tool} works; crckpt uses nftables")
 
 
 def move_ip() -> Outcome:
     """Fence an address of each family off, in a new network namespace."""
     lost = "crckpt migrate --move-ip does not work"
-    if find_ip() is None:
+    if run.find_program("ip") is None:
         return missing("ip is not installed", lost, "apt-get install iproute2")
     tool = network_locks.find_nft()
     if tool is None:
         return missing("nft is not installed", lost, "apt-get install nftables")
     if not network_locks.can_filter():
         return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
-    try:
-        # The namespace ends with us.
-        own_process.unshare(own_process.CLONE_NEWNET)
-    except PermissionError:
-        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
+    if refused := _enter_new_network(lost):
+        return refused
     try:
         raise_fence(_FENCED, MoveId("0" * 16))
     except HostCannot as error:
@@ -152,19 +139,26 @@ def tun() -> Outcome:
     return ok("programs with tun or tap interfaces can be checkpointed")
 
 
-def _try_in_new_network(argv: tuple[str | Path, ...]) -> str | None:
-    """Run a program in a new network namespace; return its error, empty if it succeeds, None if we cannot make one."""
+def _enter_new_network(lost: str) -> Outcome | None:
+    """Enter a new network namespace, which ends with us, and all that is made in it; the outcome if we may not."""
     try:
-        # The namespace ends with us, and all that is made in it.
         own_process.unshare(own_process.CLONE_NEWNET)
     except PermissionError:
-        return None
+        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
+    return None
+
+
+def _try_in_new_network(argv: tuple[str | Path, ...], lost: str, fix: str) -> Outcome | None:
+    """Run a program in a new network namespace; the outcome if that fails."""
+    if refused := _enter_new_network(lost):
+        return refused
     done = run.run(argv, timeout=_PROGRAM_S)
-    return "" if done.ok else next(iter(done.output.strip().splitlines()), "it fails and says nothing")
+    said = next(iter(done.output.strip().splitlines()), "it fails and says nothing")
+    return None if done.ok else missing(f"{argv[0]}: {said}", lost, fix)
 
 
 def _can_load(modules: list[str]) -> bool:
-    tool = shutil.which("modprobe", path=run.ENVIRONMENT["PATH"])
+    tool = run.find_program("modprobe")
     if tool is None or os.geteuid() != 0:
         return False
     return run.run([tool, "-n", "-q", "-a", *modules], timeout=_PROGRAM_S).ok  # -n: only look for them

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from crckpt.host import proc
 from crckpt.host.disk import space
+from crckpt.host.machine import has_security_module
 from crckpt.host.probes.trial import GIBIBYTE, Outcome, free_of, limited, missing, ok, run_with_capabilities
 from crckpt.host.proc.mountinfo import mount_points
 from crckpt.host.process import run
@@ -26,7 +27,6 @@ _HELPFUL = {24: "SYS_RESOURCE", 40: "CHECKPOINT_RESTORE"}
 _OF_FILES = {40: "checkpoint_restore", 8: "setpcap"}
 
 _SELINUX = Path("/sys/fs/selinux/enforce")
-_APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 
 _RUN = Path("/run")
 _ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
@@ -108,7 +108,7 @@ def security_modules() -> Outcome:
             "its policy may forbid a dump or restore",
             "if one fails: ausearch -m avc -c criu shows what was denied; setenforce 0 turns SELinux off to try again",
         )
-    if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y":
+    if has_security_module("apparmor"):
         if label.startswith("unconfined"):
             return ok("AppArmor does not confine crckpt")
         lost = "a dump or restore fails if it needs what this profile forbids"
@@ -247,7 +247,7 @@ def has_gpu() -> bool:
 
 def util_linux() -> Outcome:
     """Find the programs of util-linux that crckpt needs."""
-    lacking = [tool for tool in _TOOLS if shutil.which(tool, path=run.ENVIRONMENT["PATH"]) is None]
+    lacking = [tool for tool in _TOOLS if run.find_program(tool) is None]
     if lacking:
         lost = "crckpt cannot use PID namespaces; if it was installed without a C compiler, it cannot restore"
         return missing(f"not installed: {', '.join(lacking)}", lost, "apt-get install util-linux")
@@ -263,7 +263,7 @@ def systemd() -> Outcome:
 
 def ssh() -> Outcome:
     """Start the program that copies checkpoints to other hosts."""
-    tool = shutil.which("ssh", path=run.ENVIRONMENT["PATH"])
+    tool = run.find_program("ssh")
     lost = "none on crckpt; you cannot copy checkpoints to another host by ssh"
     if tool is None:
         return missing("ssh is not installed", lost, "apt-get install openssh-client")

@@ -34,18 +34,13 @@ class CriuLog(Struct, frozen=True):
         """Return whether a process of the tree has it open for writing, even if it was removed since."""
         with suppress(OSError):
             for fd, target in read_targets(pid):
-                if target.removesuffix(DELETED) == self.path and self._is_open(pid, fd):
-                    return True
+                is_meant = target.removesuffix(DELETED) == self.path
+                if is_meant and open_flags(pid, fd) & os.O_ACCMODE != os.O_RDONLY:
+                    process, found = read_process(pid), os.stat(f"/proc/{pid}/fd/{fd}")
+                    is_same = (found.st_dev, found.st_ino) == (self.device, self.inode)
+                    if is_same and process is not None and process.start >= self.began:
+                        return True
         return False
-
-    def _is_open(self, pid: int, fd: int) -> bool:
-        if open_flags(pid, fd) & os.O_ACCMODE == os.O_RDONLY:
-            return False
-        process = read_process(pid)
-        if process is None or process.start < self.began:
-            return False
-        found = os.stat(f"/proc/{pid}/fd/{fd}")
-        return (found.st_dev, found.st_ino) == (self.device, self.inode)
 
 
 def identify_log(path: str, began: int) -> CriuLog | None:
@@ -85,16 +80,14 @@ class LiveRoot(Identity, frozen=True):
         """Return whether CRIU holds it: within moments it lets the tree run, or ends it."""
         found = self.find()
         # While CRIU waits in the hold of a restore, it traces nothing.
-        return found is not None and (_is_criu(found.tracer) or self._has_builder())
+        builder = Identity(self.boot_id, self.builder, self.builder_start) if self.builder else None
+        return found is not None and (_is_criu(found.tracer) or (builder is not None and builder.find() is not None))
 
     def is_unfinished(self) -> bool:
         """Return whether CRIU was killed before it let the tree run: its processes wait for ever, and never run."""
         if self.log is None or self.is_held():
             return False
         return self.find() is not None and self.log.is_written_by(self.pid)
-
-    def _has_builder(self) -> bool:
-        return self.builder != 0 and Identity(self.boot_id, self.builder, self.builder_start).find() is not None
 
 
 def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -87,6 +88,12 @@ class Child(HeldProcess):
 def quote(argv: Sequence[str]) -> str:
     """`argv` as a line that can be copied into a shell."""
     return shlex.join(argv)
+
+
+def find_program(name: str) -> Path | None:
+    """Find a program as the programs that we start would; None if it is not installed."""
+    found = shutil.which(name, path=ENVIRONMENT["PATH"])
+    return Path(found) if found else None
 
 
 def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None = None) -> Finished:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import mebibytes
 from crckpt.errors import KEEPS_RUNNING, DumpFailed, HostCannot, IntegrityError, PreflightRefused
-from crckpt.host.disk import placed_files
+from crckpt.host.disk import placed_files, space
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.digests import read_digest
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
@@ -161,7 +161,7 @@ class _Placed:
     def open(self, number: int) -> int:
         """Open a file to write to. Raises HostCannot if its disk has no space for it."""
         file, directory = self._files[number]
-        if file.size > placed_files.free_bytes(directory):
+        if file.size > space.free_disk(directory):
             raise HostCannot(
                 f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, more than its disk has free",
                 hint="free space there",

@@ -119,7 +119,7 @@ def _open_store_lock(root: Path, alone: bool) -> int:
         # has left out the lock's file, nobody but readers can come.
         if error.errno not in _UNWRITABLE or alone:
             raise
-        return open_checked(path, None) if is_named(path) else os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+        return open_checked(path) if is_named(path) else os.open(root, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _try_lock(descriptor: int, alone: bool) -> bool:

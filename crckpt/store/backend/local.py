@@ -250,7 +250,7 @@ class LocalBackend(Backend):
             check_directory(f"{self._root}/{directory}")
         within, file = self._open_directory(name)
         try:
-            return open_checked(file, None, within=within)
+            return open_checked(file, within=within)
         finally:
             os.close(within)
 

@@ -91,7 +91,7 @@ def _examine_batch(path: Path, start: int, key: bytes, buffer: Bytes) -> Examine
     """Examine the batch that begins with the `start`-th page; `buffer` has room for it."""
     # Of root or ours only. A CRIU that runs as the tree's user leaves its images to that user, who could change
     # them before they are read again. Then these fingerprints would make different pages equal.
-    descriptor = open_checked(path, None)
+    descriptor = open_checked(path)
     try:
         read_into(descriptor, path.name, start * PAGE_SIZE, buffer.reshape(-1).data)
     finally:

@@ -283,7 +283,7 @@ def opened_image(path: Path) -> Iterator[int]:
     """Open an image file, and yield its descriptor. Raises IntegrityError, OSError."""
     # It must belong to root, to the user of this process, or to the owner of its directory: unpacking an archive gives
     # both the same owner.
-    descriptor = open_checked(path, None, owner=path.parent.stat().st_uid)
+    descriptor = open_checked(path, owner=path.parent.stat().st_uid)
     try:
         yield descriptor
     finally:
