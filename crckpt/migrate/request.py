@@ -24,7 +24,7 @@ class MigrateRequest(Struct, frozen=True):
     - `max_rounds`: of copies while the tree runs
     - `bandwidth`: bytes a second, at most; moves with the same `bandwidth_clock` share it
     - `options`: for the restore on `host`, with the addresses that move along
-    - `before_freeze`, `address_hook`: commands of the user (`migrate.hooks`); empty: none
+    - `before_freeze`, `address_hook`: commands of the user (`migrate.source.hooks`); empty: none
     - `send_files`: send files that the other host lacks
     """
 

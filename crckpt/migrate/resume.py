@@ -30,11 +30,10 @@ from crckpt.migrate.destination.recorded import (
     release_or_explain,
     wait_until_decided,
 )
-from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over
-from crckpt.migrate.source.move import make_in_doubt_error, read_manifest
+from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over, make_in_doubt_error
+from crckpt.migrate.source.move import read_manifest
 from crckpt.migrate.wire import messages
-from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.ssh import connected
+from crckpt.migrate.wire.ssh import Peer, connected
 from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
@@ -122,16 +121,13 @@ def _resume_source(move: Move, repository: Repository, context: Context, answer_
     crckpt, *store = move.remote
     remote_store = store[0] if store else None
     try:
-        with connected(*(move.peer, crckpt, remote_store, context, repository), answer_within_s=answer_within_s) as (
-            connection,
-            hello,
-        ):
+        with connected(move.peer, crckpt, remote_store, context, repository, answer_within_s=answer_within_s) as peer:
             if move.state == "aborted":
-                move = report_abort(repository, connection, hello, move)
+                move = report_abort(repository, peer, move)
                 return _describe(move, runs_here=not move.is_replaced)
-            source = SourceMove(take_over(move), repository, connection, hello)
-            connection.send(messages.Resume(move.id))
-            if connection.receive(messages.MoveState).state == "done":
+            source = SourceMove(take_over(move), repository, peer)
+            source.connection.send(messages.Resume(move.id))
+            if source.connection.receive(messages.MoveState).state == "done":
                 source.advance("done", is_settled=True)
                 return ResumeResult(source.move, runs_here=False)
             running = _hand_over_again(source)
@@ -221,10 +217,8 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
     return ResumeResult(move, True, result.pid, result.holder.log if result.holder is not None else "")
 
 
-def settle_moves(
-    repository: Repository, connection: Connection, hello: messages.Hello, host: str, job: JobName
-) -> None:
-    """Report all aborted moves to `host`, and to the store of this connection to it, before `job` is moved there.
+def settle_moves(repository: Repository, peer: Peer, job: JobName) -> None:
+    """Report all aborted moves to the host and the store of `peer`, before `job` is moved there.
 
     Raises PreflightRefused if the job is being moved, StoreUnusable if nobody can know; and what `report_abort` raises
     of a move of this job.
@@ -240,22 +234,22 @@ def settle_moves(
     for move in read_all_moves(repository.backend)[0]:
         now = move.judge()
         # Only ssh knows whom it has reached: a host could claim that it has the store of another one.
-        if now.is_unreported and now.peer == host and now.peer_store == hello.store:
+        if now.is_unreported and now.peer == peer.host and now.peer_store == peer.hello.store:
             try:
-                report_abort(repository, connection, hello, now)
+                report_abort(repository, peer, now)
             except CrckptError:
                 # Of other jobs: `crckpt migrate --list` shows them.
                 if now.job == job:
                     raise
 
 
-def report_abort(repository: Repository, connection: Connection, hello: messages.Hello, move: Move) -> Move:
+def report_abort(repository: Repository, peer: Peer, move: Move) -> Move:
     """Report to the destination that a move was aborted here; return the record of that.
 
     Raises RemoteError if it does not know the move and may be another host, or cannot be told now. Raises MoveInDoubt
     if the tree was restored there, because its user said that this host was gone.
     """
-    is_same_store = move.peer_store == hello.store
+    connection, is_same_store = peer.connection, move.peer_store == peer.hello.store
     connection.send(messages.Resume(move.id, move.job if is_same_store else None))
     there = connection.receive(messages.MoveState)
     match find_report_step(there.state, is_same_store=is_same_store):
@@ -270,8 +264,8 @@ def report_abort(repository: Repository, connection: Connection, hello: messages
             connection.receive(messages.Aborted)
         case "unknown":
             raise RemoteError(
-                f"{hello.hostname} does not know the move {move.id} of {move.job} to {move.peer}: it is another host, "
-                "or has another store",
+                f"{peer.hello.hostname} does not know the move {move.id} of {move.job} to {move.peer}: it is another "
+                "host, or has another store",
                 hint=explain_unreported(repository, move),
             )
     return mark_reported(repository.backend, move)

@@ -30,7 +30,7 @@ from crckpt.migrate.source.move import move_tree
 from crckpt.migrate.transfer.send_files import send_files
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.ssh import connected, make_hello
+from crckpt.migrate.wire.ssh import Peer, connected, make_hello
 from crckpt.migrate.wire.writer import Bandwidth
 from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
@@ -60,10 +60,10 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
         target = stack.enter_context(examined(asked, context))
         root = target.observed.tree.root
         repository = stack.enter_context(_opened_store(context, is_check=request.check))
-        connection, hello = stack.enter_context(_connected_for(request, context, repository))
-        settle_moves(repository, connection, hello, request.host, target.job)
+        peer = stack.enter_context(_connected_for(request, context, repository))
+        settle_moves(repository, peer, target.job)
         with repository.transaction() as transaction:
-            found = _pass_gate(request, target, connection, hello, transaction.name, report)
+            found = _pass_gate(request, target, peer, transaction.name, report)
         is_late = request.options.lazy == "source"
         risk = (cause("lazy-risk").finding(job=target.job, host=request.host),) if is_late else ()
         if request.check:
@@ -79,7 +79,7 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
             report.say(f"note: {each.what}")
         named = replace(request, job=target.job)
         try:
-            return move_tree(named, root, context, repository, connection, hello, found, report)
+            return move_tree(named, root, context, repository, peer, found, report)
         except MoveInDoubt as doubt:
             stack.close()
             return _finish(named, context, repository, doubt, report)
@@ -89,9 +89,9 @@ def find_free_bytes(request: MigrateRequest, context: Context) -> int:
     """Ask the other host once how many bytes trees may take there. Raises RemoteError if it cannot be reached."""
     with (
         _opened_store(context, is_check=request.check) as repository,
-        _connected_for(request, context, repository) as (_, hello),
+        _connected_for(request, context, repository) as peer,
     ):
-        return hello.free_bytes
+        return peer.hello.free_bytes
 
 
 def _finish(
@@ -128,23 +128,18 @@ def _resume_soon(move_id: MoveId, context: Context, doubt: MoveInDoubt) -> Resum
 
 
 def _pass_gate(
-    request: MigrateRequest,
-    target: DumpTarget,
-    connection: Connection,
-    hello: messages.Hello,
-    transaction: str,
-    report: MoveReport,
+    request: MigrateRequest, target: DumpTarget, peer: Peer, transaction: str, report: MoveReport
 ) -> GateReport:
     """Check on both hosts what prevents the move; nothing is touched. Raises PreflightRefused with all of it."""
 
     def ask_there() -> tuple[MoveQuestions, GateReport]:
         questions = ask(target, request.options, sends_files=request.send_files, transaction=transaction)
         sent = time.time()
-        connection.send(messages.Questions(encode_questions(questions)))
-        answers = decode_answers(connection.receive(messages.Answers).content)
+        peer.connection.send(messages.Questions(encode_questions(questions)))
+        answers = decode_answers(peer.connection.receive(messages.Answers).content)
         found = make_report(target, questions, answers, (sent, time.time()), request.host)
-        if hello.version != __version__:
-            other = cause("other-version").finding(theirs=hello.version, ours=__version__)
+        if peer.hello.version != __version__:
+            other = cause("other-version").finding(theirs=peer.hello.version, ours=__version__)
             found = replace(found, blockers=(other.word_for("there", peer=request.host), *found.blockers))
         return questions, judge_store_space(found, target, answers, request.host)
 
@@ -156,7 +151,7 @@ def _pass_gate(
         if request.check:
             # Nothing else prevents the move, and these files would be sent.
             return replace(found, blockers=(), lacking=files)
-        send_files(connection, files, report.sending)
+        send_files(peer.connection, files, report.sending)
         _, found = ask_there()
     found.check(preflight=request.preflight)
     return found
@@ -200,9 +195,7 @@ def _opened_store(context: Context, *, is_check: bool) -> Iterator[Repository]:
         yield Repository.open(Path(directory) / "store", create=True)
 
 
-def _connected_for(
-    request: MigrateRequest, context: Context, repository: Repository
-) -> AbstractContextManager[tuple[Connection, messages.Hello]]:
+def _connected_for(request: MigrateRequest, context: Context, repository: Repository) -> AbstractContextManager[Peer]:
     clock = request.bandwidth_clock
     return connected(
         *(request.host, request.remote_crckpt, request.remote_store, context, repository),

@@ -25,14 +25,14 @@ from crckpt.migrate.addresses import leave_source, list_source_addresses, unlock
 from crckpt.migrate.preflight.answers import ANSWERS_WITHIN_S
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.preflight.recheck import ComparedFiles, Right, find_frozen, refuse_changed_files, refuse_new_rights
-from crckpt.migrate.request import MoveReport
-from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.migrate.preflight.recheck import find_frozen, refuse_changed_files, refuse_new_rights
+from crckpt.migrate.preflight.report import GateReport
+from crckpt.migrate.request import MigrateRequest, MoveReport
+from crckpt.migrate.source.hooks import run_hook, run_late_hook
 from crckpt.migrate.transfer.send_packs import send_packs, serve_reads
 from crckpt.migrate.transfer.send_tails import SentLogs
 from crckpt.migrate.wire import messages
-from crckpt.migrate.wire.connection import Connection
-from crckpt.model import RunId
+from crckpt.migrate.wire.ssh import Peer
 from crckpt.ops.context import Progress, ignore_progress
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.moves import Move, advance, store_move
@@ -60,24 +60,16 @@ class SourceMove:
     """One move as the source sees it: its record, and the connection to the destination."""
 
     def __init__(
-        self,
-        move: Move,
-        repository: Repository,
-        connection: Connection,
-        hello: messages.Hello,
-        logs: SentLogs = _NO_LOGS,
-        *,
-        is_late: bool = False,
+        self, move: Move, repository: Repository, peer: Peer, logs: SentLogs = _NO_LOGS, *, is_late: bool = False
     ) -> None:
         """Store the record `move`. `is_late`: packs are sent when the tree runs there."""
         # Packs that the destination may read before that.
         self.readable: set[str] | None = set() if is_late else None
         if self.readable is not None:
-            serve_reads(connection, repository.backend, self.readable)
+            serve_reads(peer.connection, repository.backend, self.readable)
         self.logs = logs
         self.repository = repository
-        self.connection = connection
-        self.hello = hello
+        self.connection, self.hello = peer.connection, peer.hello
         self.move = store_move(repository.backend, move)
 
     def advance(self, state: str, **changes: object) -> None:
@@ -103,29 +95,19 @@ class SourceMove:
 class LiveHandOver:
     """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.checkpoint.HandOver."""
 
-    def __init__(
-        self,
-        source: SourceMove,
-        options: messages.RestoreOptions,
-        hooked: HookedMove,
-        report: MoveReport,
-        rights: frozenset[Right],
-        compared: ComparedFiles | None,
-    ) -> None:
-        """`rights`: the users and groups that both hosts have alike; `compared`: the files, None for no check."""
-        self._rights, self._compared = rights, compared
+    def __init__(self, source: SourceMove, request: MigrateRequest, found: GateReport, report: MoveReport) -> None:
+        """`found`: what both hosts had alike when the gate was passed."""
         self._source = source
-        self._options = options
-        self._hooked = hooked
+        self._request, self._options = request, request.options
+        self._found = found
         self._report = report
         self.capture = Capture(())
-        self._run_id: RunId | None = None
         self._removal: tuple[str, ...] | None = None
         self.at_least = source.hello.highest_sequence + 1
         self.frozen_since = 0.0
-        self.running: messages.Running | None = None
         self.ran_at = 0.0
-        self.failure: CrckptError | None = None
+        self._running: messages.Running | None = None
+        self._failure: CrckptError | None = None
         self.failed_hook: Finding | None = None
         self._tree_end: TreeEnd | None = None
         self._checkpoint: Checkpoint | None = None
@@ -135,9 +117,9 @@ class LiveHandOver:
         # Before its buffer is full of what came before the freeze.
         self.capture.take()
         if not self._options.allow_weaker:
-            refuse_new_rights(tree.root.pid, self._rights)
-        if self._compared is not None:
-            refuse_changed_files(find_frozen(tree.root.pid), self._compared, self._compare)
+            refuse_new_rights(tree.root.pid, self._found.rights)
+        if self._found.compared is not None and self._request.preflight:
+            refuse_changed_files(find_frozen(tree.root.pid), self._found.compared, self._compare)
         if shared := find_shared_file_systems():
             # The destination opens the files next.
             write_back(tree.pids, shared)
@@ -154,17 +136,16 @@ class LiveHandOver:
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
         source = self._source
         source.move = replace(source.move, checkpoint=checkpoint.id)
-        self._run_id = checkpoint.run_id
         # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
         source.offer_packs_of(checkpoint, ignore_progress)
         source.logs.send_gained(source.connection)
         self._checkpoint = checkpoint
-        run_hook(self._hooked, "prepare")
         move = source.move
+        run_hook(self._request, move, "prepare")
         with source.connection.limited(limit_restore(checkpoint)):
             source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
             # While the other side is busy.
-            self._removal = find_removal(self._run_id) if self._run_id else None
+            self._removal = find_removal(checkpoint.run_id) if checkpoint.run_id else None
             source.connection.receive(messages.Prepared)
 
     def decide(self) -> None:
@@ -176,19 +157,27 @@ class LiveHandOver:
             assert self._checkpoint is not None
             self._tree_end.wait()
             self._source.advance("ended", is_settled=False)
-            self.failed_hook = run_late_hook(self._hooked, "commit")
+            self.failed_hook = run_late_hook(self._request, self._source.move, "commit")
             ended = time.monotonic()
-            self.running = complete_hand_over(
+            running = self._running = complete_hand_over(
                 self._source, self._options.addresses, self._checkpoint, self._removal, self.capture.take
             )
-            self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
+            self.ran_at = max(ended, time.monotonic() - running.ran_for_ms / 1000)
             if self._source.readable is not None:
                 self._report.say("it runs there; sending its memory ...")
                 self._complete()
             # An error would say that it runs here, and the user's command would send its clients here.
             ignore_interrupts()
         except (CrckptError, OSError) as error:
-            self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
+            self._failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
+
+    def get_running(self) -> messages.Running:
+        """Return what the destination says of the tree that runs there. Raises MoveInDoubt if it may not run there."""
+        if self._running is not None:
+            return self._running
+        if isinstance(self._failure, MoveInDoubt):
+            raise self._failure
+        raise make_in_doubt_error(self._source.move, self._failure)
 
     def _complete(self) -> None:
         assert self._checkpoint is not None
@@ -197,7 +186,7 @@ class LiveHandOver:
             source.send_packs_of(self._checkpoint, self._report.sending)
             source.connection.receive(messages.Complete)
         except CrckptError as error:
-            self.running = None
+            self._running = None
             raise MoveInDoubt(
                 f"{error.message}; {source.move.peer} ended {source.move.job}, because not all of its memory had "
                 "arrived. What it did there is lost; its checkpoint is safe here",
@@ -226,6 +215,16 @@ def complete_hand_over(
     if source.readable is None:
         source.advance("done", is_settled=True)
     return running
+
+
+def make_in_doubt_error(move: Move, error: CrckptError | None) -> MoveInDoubt:
+    """Make the error of a move whose tree has ended here, and may not run on the destination yet."""
+    why = f": {error.message}" if error is not None else ""
+    return MoveInDoubt(
+        f"{move.job} has ended here, and {move.peer} has not confirmed that it runs there{why}; its checkpoint is safe "
+        "on both hosts",
+        hint=f"finish the move: crckpt migrate --resume {move.id}",
+    )
 
 
 def limit_sending(checkpoint: Checkpoint, bytes_per_s: float) -> float:

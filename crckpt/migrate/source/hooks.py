@@ -11,49 +11,37 @@ before the commit aborts the move. A failure after it, or after an abort, is onl
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
-
-from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.steps import step
-from crckpt.model import MoveId
+from crckpt.migrate.request import MigrateRequest
+from crckpt.store.moves import Move
 
 MoveStep: TypeAlias = Literal["before-freeze", "prepare", "commit", "abort"]
 
 SECONDS: Final[Mapping[MoveStep, int]] = {"before-freeze": 600, "prepare": 10, "commit": 60, "abort": 60}
 """Time limits. During `prepare` the tree is frozen."""
 
-
 _LATE: Final = ("commit", "abort")
 
 
-class HookedMove(Struct, frozen=True):
-    """The user's commands for a move (empty: none), and what they are told about it."""
-
-    move_id: MoveId
-    source: str
-    destination: str
-    job: str
-    before_freeze: str = ""
-    address_hook: str = ""
-
-
-def run_hook(move: HookedMove, name: MoveStep) -> None:
+def run_hook(request: MigrateRequest, move: Move, name: MoveStep) -> None:
     """Run the user's command for a step, if there is one. Raises HostCannot if it fails or takes too long."""
-    command = move.before_freeze if name == "before-freeze" else move.address_hook
+    command = request.before_freeze if name == "before-freeze" else request.address_hook
     if not command:
         return
     step("hook.run", name)
     failed = "--before-freeze failed" if name == "before-freeze" else f"--address-hook failed at step {name}"
     more = {
-        "CRCKPT_MOVE_ID": move.move_id,
+        "CRCKPT_MOVE_ID": move.id,
         "CRCKPT_MOVE_STEP": name,
-        "CRCKPT_SOURCE": move.source,
-        "CRCKPT_DESTINATION": move.destination,
+        "CRCKPT_SOURCE": platform.node(),
+        "CRCKPT_DESTINATION": request.host,
         "CRCKPT_JOB": move.job,
     }
     hint = f"try it: {' '.join(f'{key}={value}' for key, value in more.items())} {run.quote(('sh', '-c', command))}"
@@ -70,10 +58,10 @@ def run_hook(move: HookedMove, name: MoveStep) -> None:
     raise HostCannot(f"{failed} ({end}){said}", hint=hint)
 
 
-def run_late_hook(move: HookedMove, name: Literal["commit", "abort"]) -> Finding | None:
+def run_late_hook(request: MigrateRequest, move: Move, name: Literal["commit", "abort"]) -> Finding | None:
     """Run the user's command for a step that nothing can stop. Return how it failed; None if it did not."""
     try:
-        run_hook(move, name)
+        run_hook(request, move, name)
     except HostCannot as error:
         return cause("address-hook").finding(failure=error.message, advice=error.hint)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,6 @@ from crckpt.errors import (
     CrckptError,
     DumpFailed,
     Interrupted,
-    MoveInDoubt,
     TargetNotRunning,
     TreeStopped,
 )
@@ -32,8 +30,8 @@ from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.report import GateReport, word_there
 from crckpt.migrate.request import MigrateRequest, MigrateResult, MoveReport, RoundSummary
-from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove, write_back
-from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove, make_in_doubt_error, write_back
+from crckpt.migrate.source.hooks import run_hook, run_late_hook
 from crckpt.migrate.source.rounds import (
     Round,
     check_budget,
@@ -44,7 +42,7 @@ from crckpt.migrate.source.rounds import (
 )
 from crckpt.migrate.transfer.send_tails import SentLogs
 from crckpt.migrate.wire import messages
-from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.ssh import Peer
 from crckpt.model import PAGE_SIZE, CheckpointId, JobName, Pid
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
@@ -54,7 +52,7 @@ from crckpt.ops.failures import to_crckpt_error
 from crckpt.store import Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
-from crckpt.store.moves import MOST_ROUNDS, Move, begin_move, mark_reported, read_move, store_move
+from crckpt.store.moves import MOST_ROUNDS, begin_move, mark_reported, read_move, store_move
 
 _ABORTED_WITHIN_S: Final = 10.0
 # What a dump says of a tree that runs. The checkpoints of the rounds were made.
@@ -71,8 +69,7 @@ def move_tree(
     root: proc.Process,
     context: Context,
     repository: Repository,
-    connection: Connection,
-    hello: messages.Hello,
+    peer: Peer,
     found: GateReport,
     report: MoveReport,
 ) -> MigrateResult:
@@ -83,58 +80,38 @@ def move_tree(
     yet.
     """
     began = time.monotonic()
-    job = JobName(request.job or "")
-    before = read_move(repository.backend, job)
-    move = replace(
-        begin_move("source", job, request.host),
-        peer_store=hello.store,
-        remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
-        options=to_builtins(request.options),
-        root=proc.identify_live_root(root),
-        # Of a move that failed, or of a crckpt that was killed.
-        rounds=before.rounds if before is not None else (),
-    )
-    logs = SentLogs(found.logs)
-    # Before anything is frozen: this also compares what is there already.
-    logs.send_gained(connection)
-    source = SourceMove(move, repository, connection, hello, logs, is_late=request.options.lazy == "source")
-    hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
-    compared = found.compared if request.preflight else None
-    hand_over = LiveHandOver(source, request.options, hooked, report, found.rights, compared)
-    with rounds_removed(source), _failure_recorded(source, root, hooked):
-        rounds, why_stopped = _copy_rounds(request, root, context, source, job, report)
-        run_hook(hooked, "before-freeze")
+    source = _begin(request, root, repository, peer, found)
+    hand_over = LiveHandOver(source, request, found, report)
+    with rounds_removed(source), _failure_recorded(source, root, request):
+        rounds, why_stopped = _copy_rounds(request, root, context, source, report)
+        run_hook(request, source.move, "before-freeze")
         report.say("handing over ...")
         # What it has written so far, so that the freeze need not wait for that.
         _write_back_shared(root)
-        source.logs.send_gained(connection)
+        source.logs.send_gained(peer.connection)
         # A restore that began before could bring back a copy after the tree has ended here.
         with (
             # Stopped once the tree has ended here, crckpt would leave it on neither host.
             stops_deferred(),
-            repository.restoring(job),
+            repository.restoring(source.move.job),
             capturing(list_source_addresses(request.options.addresses)) as hand_over.capture,
         ):
             # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
-            last = dump(_dump_request(request, job, None), context, hand_over=hand_over)
-    running = hand_over.running
-    if running is None:
-        if isinstance(hand_over.failure, MoveInDoubt):
-            raise hand_over.failure
-        raise make_in_doubt_error(source.move, hand_over.failure)
-    assert last.checkpoint is not None
+            last = dump(_dump_request(request, source.move.job, None), context, hand_over=hand_over).checkpoint
+    running = hand_over.get_running()
+    assert last is not None
     late = (hand_over.failed_hook,) if hand_over.failed_hook is not None else ()
     downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
     return MigrateResult(
-        job,
+        source.move.job,
         request.host,
         source.move.id,
         running.pid,
-        last.checkpoint.id,
+        last.id,
         rounds,
         why_stopped,
-        connection.sent_bytes,
-        last.checkpoint.statistics.raw_bytes,
+        peer.connection.sent_bytes,
+        last.statistics.raw_bytes,
         downtime_ms,
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
@@ -143,18 +120,29 @@ def move_tree(
     )
 
 
-def make_in_doubt_error(move: Move, error: CrckptError | None) -> MoveInDoubt:
-    """Make the error of a move whose tree has ended here, and may not run on the destination yet."""
-    why = f": {error.message}" if error is not None else ""
-    return MoveInDoubt(
-        f"{move.job} has ended here, and {move.peer} has not confirmed that it runs there{why}; its checkpoint is safe "
-        "on both hosts",
-        hint=f"finish the move: crckpt migrate --resume {move.id}",
+def _begin(
+    request: MigrateRequest, root: proc.Process, repository: Repository, peer: Peer, found: GateReport
+) -> SourceMove:
+    """Send what the logs have, and store the record of the move: from then on it is `copying`."""
+    job = JobName(request.job or "")
+    before = read_move(repository.backend, job)
+    move = replace(
+        begin_move("source", job, request.host),
+        peer_store=peer.hello.store,
+        remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
+        options=to_builtins(request.options),
+        root=proc.identify_live_root(root),
+        # Of a move that failed, or of a crckpt that was killed.
+        rounds=before.rounds if before is not None else (),
     )
+    logs = SentLogs(found.logs)
+    # Before anything is frozen: this also compares what is there already.
+    logs.send_gained(peer.connection)
+    return SourceMove(move, repository, peer, logs, is_late=request.options.lazy == "source")
 
 
 @contextmanager
-def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove) -> Iterator[None]:
+def _failure_recorded(source: SourceMove, root: proc.Process, request: MigrateRequest) -> Iterator[None]:
     """If the block fails, record how the move ended, tell the destination, and run the user's hook."""
     try:
         yield
@@ -164,7 +152,7 @@ def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove
             # Without what a dump says of a tree that runs on.
             why = error.what if error.state in _OF_DUMP else error.message
         _record_failure(source, why)
-        failed_hook = run_late_hook(hooked, "abort")
+        failed_hook = run_late_hook(request, source.move, "abort")
         if isinstance(error, OSError):
             error = to_crckpt_error(error, DumpFailed, "the move")
         if isinstance(error, CommandFailure):
@@ -219,7 +207,7 @@ def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> 
 
 
 def _copy_rounds(
-    request: MigrateRequest, root: proc.Process, context: Context, source: SourceMove, job: JobName, report: MoveReport
+    request: MigrateRequest, root: proc.Process, context: Context, source: SourceMove, report: MoveReport
 ) -> tuple[tuple[RoundSummary, ...], str]:
     context = replace(context, progress=report.storing)
     rounds: list[Round] = []
@@ -228,7 +216,7 @@ def _copy_rounds(
     while True:
         began = time.monotonic()
         taken = dump(
-            _dump_request(request, job, len(rounds) + 1),
+            _dump_request(request, source.move.job, len(rounds) + 1),
             replace(context, copy_progress=report.copying) if not rounds else context,
         )
         checkpoint = taken.checkpoint

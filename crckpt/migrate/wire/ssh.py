@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt import __version__
@@ -312,6 +313,14 @@ def check_host(host: str) -> str:
     return host
 
 
+class Peer(Struct, frozen=True):
+    """The other side as the source reaches it: its host as the user typed it, the connection, and its Hello."""
+
+    host: str
+    connection: Connection
+    hello: messages.Hello
+
+
 @contextmanager
 def connected(
     host: str,
@@ -323,8 +332,8 @@ def connected(
     bandwidth: Bandwidth | None = None,
     answer_within_s: float | None = None,
     is_check: bool = False,
-) -> Iterator[tuple[Connection, messages.Hello]]:
-    """Start the other side, and exchange Hellos; yields the connection and its Hello."""
+) -> Iterator[Peer]:
+    """Start the other side, and exchange Hellos."""
     with (
         started(host, crckpt, store, show=_show_ssh_output, ssh=adapt_to_configuration(host)) as remote,
         Connection(
@@ -334,7 +343,7 @@ def connected(
         connection.send(replace(make_hello(context, repository), is_check=is_check))
         hello = connection.receive(messages.Hello, timeout=answer_within_s)
         remote.note_answer()
-        yield connection, hello
+        yield Peer(host, connection, hello)
 
 
 def _show_ssh_output(text: str) -> None:

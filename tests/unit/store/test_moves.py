@@ -16,6 +16,7 @@ from crckpt.migrate.destination.recorded import read_state
 from crckpt.migrate.resume import report_abort, settle_moves
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.ssh import Peer
 from crckpt.model import JobName, MoveId
 from crckpt.store import collect_garbage
 from crckpt.store.backend.protocol import Backend
@@ -150,7 +151,7 @@ def test_only_the_host_of_the_move_can_settle_it(
     hello = SimpleNamespace(hostname="node2", store="its store" if is_same_store else "another")
 
     def report() -> Move:
-        return report_abort(repository, cast(Connection, connection), cast(messages.Hello, hello), move)
+        return report_abort(repository, make_peer(connection, hello), move)
 
     if expected == "unknown":
         with pytest.raises(RemoteError, match=f"node2 does not know the move {move.id} of job to first") as raised:
@@ -176,7 +177,7 @@ def test_host_that_claims_another_store_settles_nothing(tmp_path: Path, host: st
     answer = messages.MoveState(move.id, "aborted")
     connection = SimpleNamespace(send=sent.append, receive=lambda *_kinds: answer)
     hello = SimpleNamespace(hostname="first", store="its store")
-    settle_moves(repository, cast(Connection, connection), cast(messages.Hello, hello), host, JobName("job"))
+    settle_moves(repository, make_peer(connection, hello, host), JobName("job"))
     assert bool(sent) == is_asked
     assert read_all_moves(repository.backend)[0][0].is_settled == is_asked
 
@@ -188,7 +189,7 @@ def test_tree_that_ended_at_the_destination_settles_the_move(tmp_path: Path) -> 
     answer = messages.MoveState(move.id, "done", has_ended=True)
     connection = SimpleNamespace(send=lambda _message: None, receive=lambda *_kinds: answer)
     hello = SimpleNamespace(hostname="node2", store="its store")
-    report_abort(repository, cast(Connection, connection), cast(messages.Hello, hello), move)
+    report_abort(repository, make_peer(connection, hello), move)
     assert read_all_moves(repository.backend)[0][0].is_settled
 
 
@@ -228,3 +229,7 @@ def test_ended_tree_does_not_hide_an_abort(tmp_path: Path, has_ended: bool) -> N
     last = read_move(repository.backend, JobName("job"))
     assert last is not None
     assert last.id == ("0" * 16 if has_ended else moved.id)
+
+
+def make_peer(connection: SimpleNamespace, hello: SimpleNamespace, host: str = "first") -> Peer:
+    return Peer(host, cast(Connection, connection), cast(messages.Hello, hello))
