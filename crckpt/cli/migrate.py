@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
+import typer
+
 from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
 from crckpt.cli.migrate_output import move_document
@@ -19,6 +21,7 @@ _MOST_ROUNDS: Final = 8
 
 
 def migrate(
+    parsed: typer.Context,
     target: str | None = options.argument(
         "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", default=None
     ),
@@ -199,7 +202,7 @@ def migrate(
         remote_store=remote_store,
     )
     if everything:
-        migrate_all.migrate_all(request, context, config, at_once)
+        migrate_all.migrate_all(request, context, parsed, at_once)
         return
     # ssh may ask for a password first.
     with progress_bars("copying", "storing", "sending", waits=True) as bars:

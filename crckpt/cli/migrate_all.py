@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
+import typer
 
 from crckpt.cli.format import count, duration, size
 from crckpt.cli.options import LEAST_BANDWIDTH
@@ -14,8 +14,7 @@ from crckpt.cli.output import emit, form, pick, print_progress
 from crckpt.errors import CommandFailure, Interrupted, MoveInDoubt, PartlyDone, UsageError
 
 if TYPE_CHECKING:
-    from crckpt.migrate.drain.drain import DrainResult
-    from crckpt.migrate.drain.running_jobs import MoveOutcome, RunningJob
+    from crckpt.migrate.drain import DrainResult, MoveOutcome, RunningJob
     from crckpt.migrate.request import MigrateRequest
     from crckpt.ops.context import Context
 
@@ -23,6 +22,8 @@ _AT_ONCE: Final = 2
 _EXAMPLE: Final = "for example: crckpt migrate --all root@node2"
 _DONE: Final = ("moved", "movable")
 _LEFT: Final = ("stayed", "in-doubt", "unknown")
+# Parameters of `migrate` that no single move gets.
+_OF_ALL: Final = ("everything", "at_once")
 
 
 def check_words(target: str | None, host: str | None, refused: Iterable[tuple[str, object]]) -> str:
@@ -39,14 +40,13 @@ def check_words(target: str | None, host: str | None, refused: Iterable[tuple[st
     return target
 
 
-def migrate_all(request: MigrateRequest, context: Context, config: Path | None, at_once: int | None) -> None:
+def migrate_all(request: MigrateRequest, context: Context, parsed: typer.Context, at_once: int | None) -> None:
     """Move all programs, print what moved and what stayed, and exit.
 
     Raises UsageError, StoreUnusable, RemoteError if the other host cannot be reached.
     """
     # Not needed for the help.
-    from crckpt.migrate.drain.drain import DrainResult, drain, make_command
-    from crckpt.migrate.drain.running_jobs import find_running_jobs
+    from crckpt.migrate.drain import DrainResult, drain, find_running_jobs, make_command
     from crckpt.migrate.session import find_free_bytes
     from crckpt.migrate.wire.ssh import check_host
     from crckpt.migrate.wire.writer import shared_clock
@@ -58,7 +58,7 @@ def migrate_all(request: MigrateRequest, context: Context, config: Path | None, 
     # Once, not for each program.
     free_bytes = find_free_bytes(request, context) if found.jobs else 0
     with shared_clock() as clock:
-        words = make_options(replace(request, bandwidth_clock=clock), context, config, together)
+        words = make_options(parsed, request.bandwidth, clock, together)
         done = drain(
             found.jobs,
             repository,
@@ -75,44 +75,23 @@ def migrate_all(request: MigrateRequest, context: Context, config: Path | None, 
     emit(document, summary_lines(result, request), is_answer=is_answer, failure=failure)
 
 
-def make_options(request: MigrateRequest, context: Context, config: Path | None, together: int) -> tuple[str, ...]:
-    """Build the options of each move. Raises UsageError if the bandwidth is too low for this many moves."""
-    bandwidth = request.bandwidth
+def make_options(parsed: typer.Context, bandwidth: int | None, clock: Path, together: int) -> tuple[str, ...]:
+    """Build the options of each move: those that were given. They share the `bandwidth` by the clock.
+
+    Raises UsageError if it is too low for this many moves.
+    """
     if bandwidth is not None and bandwidth // together < LEAST_BANDWIDTH:
         raise UsageError(
             f"--bandwidth is too low for {count(together, 'move')} at the same time: each needs 16K bytes per second",
             hint="raise it, or move one program after the other: --at-once 1",
         )
-    values: dict[str, object] = {
-        "--store": context.store,
-        "--criu": context.criu_option,
-        "--config": config,
-        "--tcp": request.tcp,
-        "--tty": request.options.tty,
-        "--before-freeze": request.before_freeze,
-        "--address-hook": request.address_hook,
-        "--max-downtime": f"{request.max_downtime_ms:.3f}ms" if request.max_downtime_ms is not None else None,
-        "--max-rounds": request.max_rounds,
-        "--bandwidth": f"{bandwidth >> 10}K" if bandwidth is not None else None,
-        "--bandwidth-clock": request.bandwidth_clock if bandwidth is not None else None,
-        "--remote-crckpt": request.remote_crckpt,
-        "--remote-store": request.remote_store,
-    }
-    flags = {
-        "--check": request.check,
-        "--send-files": request.send_files,
-        "--abort-over": request.abort_over,
-        "--lazy": request.options.lazy == "source",
-        "--local-lazy": request.options.lazy == "local",
-        "--allow-weaker": request.options.allow_weaker,
-        "--no-preflight": not request.preflight,
-        "--job-of-another-program": request.other_program,
-        "--quiet": form.is_quiet,
-    }
-    return (
-        *(f"{name}={value}" for name, value in values.items() if value not in (None, "")),
-        *(name for name, is_given in flags.items() if is_given),
-    )
+    words = [f"--bandwidth-clock={clock}"] if bandwidth is not None else []
+    for option in parsed.command.params:
+        value = parsed.params.get(option.name or "")
+        # Arguments, and what belongs to all moves together, are not passed on. Neither is what has no value.
+        if option.param_type_name == "option" and option.name not in _OF_ALL and value:
+            words.append(option.opts[0] if value is True else f"{option.opts[0]}={value}")
+    return (*words, "--quiet") if form.is_quiet else tuple(words)
 
 
 class _Progress:

@@ -20,7 +20,7 @@ from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host.probes.trial import Fact
 from crckpt.host.usage import ProcessUsage
-from crckpt.migrate.drain.running_jobs import Outcome
+from crckpt.migrate.drain import Outcome
 from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
 from crckpt.ops.doctor import Fix

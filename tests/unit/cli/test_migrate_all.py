@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,11 @@ from small_programs import WAITS, program, read
 
 from crckpt.cli.app import make_parser, run
 from crckpt.cli.migrate_all import find_failure, make_options, summary_lines
+from crckpt.cli.output import form
 from crckpt.errors import UsageError
-from crckpt.migrate.drain.drain import DrainResult
-from crckpt.migrate.drain.running_jobs import MoveOutcome, Outcome
+from crckpt.migrate.drain import DrainResult, MoveOutcome, Outcome
 from crckpt.migrate.request import MigrateRequest
-from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.model import JobName
-from crckpt.ops.context import Context
 from crckpt.store import Repository
 
 USAGE = 2
@@ -57,55 +56,52 @@ def test_empty_host_has_nothing_to_move(command_line: CommandLine) -> None:
     }
 
 
-def make_request(bandwidth: int | None = None) -> MigrateRequest:
-    options = RestoreOptions(tcp="close", tty="new", allow_weaker=True, preflight=False, lazy="local")
-    return MigrateRequest(
-        "",
-        "node2",
-        tcp="close",
-        max_downtime_ms=300,
-        abort_over=True,
-        bandwidth=bandwidth,
-        options=options,
-        preflight=False,
-        send_files=True,
-        other_program=True,
-        address_hook="true",
-        before_freeze="echo $CRCKPT_JOB; true",
-        remote_store="/srv/store",
+CLOCK = Path("/proc/1/fd/9")
+
+
+def options_of(words: Sequence[str], bandwidth: int | None = None, together: int = 2) -> tuple[str, ...]:
+    parsed = make_parser("migrate").make_context("migrate", ["--all", "node2", *words])
+    return make_options(parsed, bandwidth, CLOCK, together)
+
+
+def test_options_are_passed_to_each_move() -> None:
+    given = (
+        *("--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true", "--address-hook=true"),
+        *("--max-downtime=300ms", "--max-rounds=4", "--bandwidth=50M", "--remote-crckpt=sudo crckpt"),
+        *("--remote-store=/srv/store", "--store=/srv/here", "--criu=/criu", "--config=/config"),
+        *("--check", "--send-files", "--abort-over", "--local-lazy", "--allow-weaker", "--no-preflight"),
+        "--job-of-another-program",
     )
+    own = ("--at-once", "4", "--json")
+    assert sorted(options_of((*given, *own), 50 << 20)) == sorted((*given, f"--bandwidth-clock={CLOCK}"))
+    assert options_of(()) == ("--max-rounds=8", "--remote-crckpt=crckpt")
 
 
-def test_options_are_passed_to_each_move(tmp_path: Path) -> None:
-    request = replace(make_request(50 << 20), bandwidth_clock=Path("/proc/1/fd/9"))
-    words = make_options(request, Context(store=tmp_path), None, 2)
-    assert sorted(words) == sorted(
-        (
-            *(f"--store={tmp_path}", "--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true"),
-            *("--address-hook=true", "--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=51200K"),
-            "--bandwidth-clock=/proc/1/fd/9",
-            *("--remote-crckpt=crckpt", "--remote-store=/srv/store", "--send-files", "--abort-over", "--local-lazy"),
-            *("--allow-weaker", "--no-preflight", "--job-of-another-program"),
-        )
-    )
+def test_options_of_the_environment_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRCKPT_STORE", "/srv/here")
+    assert "--store=/srv/here" in options_of(())
 
 
-def test_every_option_is_passed_on_or_excluded(tmp_path: Path) -> None:
+def test_every_option_is_passed_on_or_excluded() -> None:
     """An option is passed to each move, or belongs to `--all` or to a command without `--all`."""
-    context = Context(store=tmp_path, criu_option=Path("/criu"))
-    request = replace(make_request(50 << 20), check=True, bandwidth_clock=Path("/clock"))
-    # One excludes the other.
-    late = replace(request, options=replace(request.options, lazy="source"))
-    words = (*make_options(request, context, Path("/config"), 2), *make_options(late, context, Path("/config"), 2))
-    passed = {word.partition("=")[0] for word in words}
+    flags = ("--check", "--send-files", "--abort-over", "--lazy", "--local-lazy", "--allow-weaker", "--no-preflight")
+    values = ("before-freeze", "address-hook", "max-downtime", "bandwidth", "remote-store", "store", "criu", "config")
+    given = (*flags, "--job-of-another-program", "--tcp=keep", "--tty=null", *(f"--{name}=x" for name in values))
+    passed = {word.partition("=")[0] for word in options_of(given, 50 << 20)}
     others = {"--all", "--at-once", "--json", "--quiet", "--move-ip", "--list", "--resume", "--source-is-gone"}
     names = {name for option in make_parser("migrate").params for name in option.opts if name.startswith("--")}
     assert names == passed | others
 
 
-def test_bandwidth_share_can_be_too_low(tmp_path: Path) -> None:
+def test_quiet_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Back to what it is now: the parser sets it.
+    monkeypatch.setattr(form, "is_quiet", False)
+    assert options_of(("--quiet",))[-1] == "--quiet"
+
+
+def test_bandwidth_share_can_be_too_low() -> None:
     with pytest.raises(UsageError, match="too low for 4 moves at the same time"):
-        make_options(make_request(40 << 10), Context(store=tmp_path), None, 4)
+        options_of((), 40 << 10, 4)
 
 
 def make_outcome(outcome: Outcome, job: str = "app", **facts: object) -> MoveOutcome:
@@ -120,7 +116,7 @@ def make_outcome(outcome: Outcome, job: str = "app", **facts: object) -> MoveOut
 def lines(*outcomes: MoveOutcome, check: bool = False, free_bytes: int = 1 << 40) -> list[str]:
     return "".join(
         summary_lines(
-            DrainResult(outcomes, interrupted=False, free_bytes=free_bytes), replace(make_request(), check=check)
+            DrainResult(outcomes, interrupted=False, free_bytes=free_bytes), MigrateRequest("", "node2", check=check)
         )
     ).splitlines()
 

@@ -18,8 +18,7 @@ from small_programs import WAITS, program, read
 
 from crckpt.host.proc import LiveRoot, identify_live_root
 from crckpt.host.process import run
-from crckpt.migrate.drain.drain import DrainResult, drain, make_command
-from crckpt.migrate.drain.running_jobs import MoveOutcome, RunningJob
+from crckpt.migrate.drain import DrainResult, MoveOutcome, RunningJob, drain, make_command
 from crckpt.model import JobName
 from crckpt.store import Repository
 
@@ -229,8 +228,8 @@ import json, sys
 from pathlib import Path
 from crckpt.host.process.signals import handle_interrupts
 from crckpt.host import proc
-from crckpt.migrate.drain.drain import drain
-from crckpt.migrate.drain.running_jobs import RunningJob
+from crckpt.migrate.drain import drain
+from crckpt.migrate.drain import RunningJob
 from crckpt.store import Repository
 
 class Report:

@@ -1,4 +1,4 @@
-"""Move several trees to another host, some of them at once, each by a crckpt of its own.
+"""Find the jobs that run here, and move their trees to another host, some at once, each by a crckpt of its own.
 
 Signals, holds and the deferral of interruptions belong to the main thread of a process, so a move is a process, not a
 thread. One that fails does not stop the others.
@@ -12,15 +12,17 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, RemoteError, TargetNotRunning
+from crckpt.host import proc
 from crckpt.host.process.run import start_with_pipes
 from crckpt.host.process.signals import ignore_interrupts, interrupt_is_waiting, interrupts_deferred
-from crckpt.migrate.drain.running_jobs import MoveOutcome, Outcome, RunningJob
+from crckpt.model import JobName, Pid
+from crckpt.ops.last_checkpoint import read_last_checkpoints
 from crckpt.store import Repository
 from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_move
@@ -30,7 +32,49 @@ _LOOK_MS: Final = 200
 _MOST_READ: Final = 1 << 16
 _MOST_UNCONNECTED: Final = 2
 _INTERRUPTED: Final = "crckpt was interrupted"
-_ENDED: Final = "the program has ended"
+
+
+Outcome: TypeAlias = Literal["moved", "movable", "stayed", "in-doubt", "ended", "included", "unknown"]
+
+
+class RunningJob(Struct, frozen=True):
+    """A job whose program runs here: the root of its tree, and the tree's memory that is in no file."""
+
+    job: JobName
+    root: proc.Process
+    memory_bytes: int
+
+    def end_as(
+        self,
+        outcome: Outcome,
+        why: str = "",
+        hint: str = "",
+        causes: tuple[str, ...] = (),
+        result: dict[str, Any] | None = None,
+    ) -> MoveOutcome:
+        """Make the outcome of its tree."""
+        return MoveOutcome(self.job, self.root.pid, self.memory_bytes, outcome, why, hint, causes, result)
+
+
+class MoveOutcome(Struct, frozen=True):
+    """The outcome of one tree.
+
+    - `moved`: it runs on the other host; `movable`: with --check, it could
+    - `stayed`: it runs here, and `why`
+    - `in-doubt`: it may run nowhere; `hint` is the command that finishes the move
+    - `ended`: the program has ended by itself
+    - `included`: it moves with the tree of another job; `unknown`: crckpt does not know whether it runs here
+    - `causes`: all reasons, if there are several; `result`: the document of the move
+    """
+
+    job: JobName
+    pid: Pid | None
+    memory_bytes: int
+    outcome: Outcome
+    why: str = ""
+    hint: str = ""
+    causes: tuple[str, ...] = ()
+    result: dict[str, Any] | None = None
 
 
 class DrainResult(Struct, frozen=True):
@@ -77,7 +121,7 @@ def drain(
     interruption no move begins. Those before their commit are aborted, and the others are finished. No move begins
     either after two, one after the other, that have lost their connection, or had none.
     """
-    moves = _Moves(jobs, repository, command, free_bytes, report, host)
+    moves = _Moves(deque(jobs), repository, command, free_bytes, report, host)
     is_interrupted = False
     with interrupts_deferred():
         while moves.waiting or moves.running:
@@ -93,45 +137,38 @@ def drain(
     return DrainResult(tuple(moves.outcomes), is_interrupted)
 
 
-class _Moves:
-    """All the moves: those that wait, those that run, and the outcomes of the others."""
+class _Moves(Struct):
+    """All the moves: those that wait, those that run, and the outcomes of the others.
 
-    def __init__(
-        self,
-        jobs: Sequence[RunningJob],
-        repository: Repository,
-        command: Callable[[RunningJob], Sequence[str]],
-        free_bytes: int,
-        report: DrainReport,
-        host: str,
-    ) -> None:
-        self._host = host
-        # Moves that failed one after the other because of the connection.
-        self._unconnected = 0
-        self.waiting = deque(jobs)
-        self.running: list[_Move] = []
-        self.outcomes: list[MoveOutcome] = []
-        self._repository = repository
-        self._command = command
-        self._free_bytes = free_bytes
-        self._report = report
+    `unconnected`: moves that failed one after the other because of the connection.
+    """
+
+    waiting: deque[RunningJob]
+    repository: Repository
+    command: Callable[[RunningJob], Sequence[str]]
+    free_bytes: int
+    report: DrainReport
+    host: str
+    running: list[_Move] = []
+    outcomes: list[MoveOutcome] = []
+    unconnected: int = 0
 
     def start(self, at_once: int) -> None:
         """Start moves until `at_once` run, or the next one may not fit next to them."""
         while self.waiting and len(self.running) < at_once:
             moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
             moving = sum(move.job.memory_bytes for move in self.running)
-            if self.running and moved + moving + self.waiting[0].memory_bytes > self._free_bytes:
+            if self.running and moved + moving + self.waiting[0].memory_bytes > self.free_bytes:
                 return
             job = self.waiting.popleft()
             if not job.root.identity.keeps_pid:
-                self._end(_make_outcome(job, "ended", _ENDED))
+                self._end(job.end_as("ended", "the program has ended"))
                 continue
-            self._report.begin(job)
+            self.report.begin(job)
             try:
-                self.running.append(_Move(job, self._command(job)))
+                self.running.append(_Move(job, self.command(job)))
             except CrckptError as error:
-                self._end(_make_outcome(job, "stayed", error.message, error.hint))
+                self._end(job.end_as("stayed", error.message, error.hint))
 
     def give_up(self) -> None:
         """Start no more, and have each that runs give up, or finish if it has passed its commit."""
@@ -148,30 +185,30 @@ class _Moves:
         ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS)} if self.running else set()
         ended = [move for move in self.running if move.pidfd in ready]
         for move in self.running:
-            move.read_output(self._report)
+            move.read_output(self.report)
         for move in ended:
             self.running.remove(move)
             move.end()
-            outcome = move.read_outcome(self._repository)
+            outcome = move.read_outcome(self.repository)
             self._end(outcome)
             error = move.error
             is_unconnected = error and error.code in _OF_CONNECTION and not error.from_peer
-            self._unconnected = self._unconnected + 1 if is_unconnected else 0
-            if self._unconnected >= _MOST_UNCONNECTED:
+            self.unconnected = self.unconnected + 1 if is_unconnected else 0
+            if self.unconnected >= _MOST_UNCONNECTED:
                 # Each would try for seconds, and find the same.
                 self._leave_waiting(
                     f"not begun, because two moves before it failed: {outcome.why}",
-                    f"when crckpt can connect to {self._host} again: crckpt migrate --all {self._host}",
+                    f"when crckpt can connect to {self.host} again: crckpt migrate --all {self.host}",
                 )
 
     def _leave_waiting(self, why: str, hint: str = "") -> None:
         for job in self.waiting:
-            self._end(_make_outcome(job, "stayed", why, hint))
+            self._end(job.end_as("stayed", why, hint))
         self.waiting.clear()
 
     def _end(self, outcome: MoveOutcome) -> None:
         self.outcomes.append(outcome)
-        self._report.end(outcome)
+        self.report.end(outcome)
 
 
 class _Move:
@@ -227,13 +264,13 @@ class _Move:
             return self._look_up(repository)
         if document.result is not None:
             is_check = bool(document.result.get("check"))
-            return _make_outcome(self.job, "movable" if is_check else "moved", result=document.result)
+            return self.job.end_as("movable" if is_check else "moved", result=document.result)
         self.error = error = document.error
         if error is None:
             return self._look_up(repository)
         outcome = _BY_CODE.get(error.code, "stayed")
         why = _INTERRUPTED if error.code == Interrupted.exit_code else error.message
-        return _make_outcome(self.job, outcome, why, error.hint, error.causes)
+        return self.job.end_as(outcome, why, error.hint, error.causes)
 
     def _look_up(self, repository: Repository) -> MoveOutcome:
         """Find where the tree of a crckpt that was killed is."""
@@ -243,14 +280,14 @@ class _Move:
         try:
             move = read_move(repository.backend, self.job.job)
         except CrckptError as error:
-            return _make_outcome(self.job, "in-doubt", f"{why}; {error.message}", error.hint)
+            return self.job.end_as("in-doubt", f"{why}; {error.message}", error.hint)
         status = find_status(move) if move is not None else None
         if status is None or (status.runs_on == "source") == (status.move.side == "source"):
             # Of no move, or of one that brought it here or left it here.
-            return _make_outcome(self.job, "stayed" if self.job.root.identity.keeps_pid else "ended", why)
+            return self.job.end_as("stayed" if self.job.root.identity.keeps_pid else "ended", why)
         if status.runs_on is not None:
-            return _make_outcome(self.job, "moved", why)
-        return _make_outcome(self.job, "in-doubt", why, status.next_command or "crckpt migrate --list")
+            return self.job.end_as("moved", why)
+        return self.job.end_as("in-doubt", why, status.next_command or "crckpt migrate --list")
 
     def _close(self, descriptor: int) -> None:
         self._open.remove(descriptor)
@@ -274,13 +311,53 @@ _OF_CONNECTION: Final = (RemoteError.exit_code, MoveInDoubt.exit_code)
 _BY_CODE: Final[dict[int, Outcome]] = {MoveInDoubt.exit_code: "in-doubt", TargetNotRunning.exit_code: "ended"}
 
 
-def _make_outcome(
-    job: RunningJob,
-    outcome: Outcome,
-    why: str = "",
-    hint: str = "",
-    causes: tuple[str, ...] = (),
-    *,
-    result: dict[str, Any] | None = None,
-) -> MoveOutcome:
-    return MoveOutcome(job.job, job.root.pid, job.memory_bytes, outcome, why, hint, causes, result)
+class RunningJobs(Struct, frozen=True):
+    """The jobs that run here: those to move, the largest first, and the others."""
+
+    jobs: tuple[RunningJob, ...]
+    excluded: tuple[MoveOutcome, ...]
+
+
+def find_running_jobs(repository: Repository) -> RunningJobs:
+    """Find the jobs whose programs run here, known by their roots. No tree is in two of them."""
+    found: dict[proc.Identity, RunningJob] = {}
+    excluded: list[MoveOutcome] = []
+    # Of two jobs of one program, the one that was dumped last has it.
+    for last in reversed(read_last_checkpoints(repository)):
+        job = last.checkpoint.job
+        root = last.find_running_root()
+        if root is None:
+            if last.details is None:
+                name = last.checkpoint.short_id
+                why = f"checkpoint {name} cannot be read, so crckpt does not know whether its program runs here"
+                excluded.append(MoveOutcome(job, None, 0, "unknown", why, f"check it: crckpt verify {name}"))
+            continue
+        if root.identity in found:
+            why = f"it is the program of the job {found[root.identity].job}"
+            excluded.append(MoveOutcome(job, root.pid, 0, "included", why))
+        else:
+            found[root.identity] = RunningJob(job, root, proc.memory(*proc.read_tree(root).pids))
+    kept, rest = _separate({each.root.pid: each for each in found.values()})
+    kept.sort(key=lambda job: (-job.memory_bytes, job.job))
+    return RunningJobs(tuple(kept), (*excluded, *rest))
+
+
+def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[MoveOutcome]]:
+    """Separate the jobs that can be moved from those that must stay, or are parts of others; by the PID of the root."""
+    own = (os.getpid(), *proc.ancestors(os.getpid()))
+    movable = {pid: job for pid, job in jobs.items() if pid not in own}
+    excluded = []
+    for pid, job in jobs.items():
+        if pid in own:
+            hint = f"move it from another shell: crckpt migrate {pid} HOST {job.job}"
+            excluded.append(MoveOutcome(job.job, job.root.pid, 0, "stayed", "this crckpt runs in its tree", hint))
+    kept = []
+    for pid, job in movable.items():
+        above = next((movable[other] for other in proc.ancestors(pid) if other in movable), None)
+        if above is None:
+            kept.append(job)
+        else:
+            excluded.append(
+                MoveOutcome(job.job, pid, 0, "included", f"it is a part of the tree of the job {above.job}")
+            )
+    return kept, excluded

@@ -17,7 +17,7 @@ from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
 from crckpt.host.program.program import read_program
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
-from crckpt.migrate.drain.running_jobs import RunningJobs, find_running_jobs
+from crckpt.migrate.drain import RunningJobs, find_running_jobs
 from crckpt.model import CheckpointId, JobName, StoreId, Task
 from crckpt.store import Checkpoint, Repository
 

@@ -1,1 +1,0 @@
-"""Move all jobs of a host."""
