@@ -64,7 +64,7 @@ def options_of(words: Sequence[str], bandwidth: int | None = None, together: int
     return make_options(parsed, bandwidth, CLOCK, together)
 
 
-def test_options_are_passed_to_each_move() -> None:
+def test_options_are_passed_to_each_move(monkeypatch: pytest.MonkeyPatch) -> None:
     given = (
         *("--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true", "--address-hook=true"),
         *("--max-downtime=300ms", "--max-rounds=4", "--bandwidth=50M", "--remote-crckpt=sudo crckpt"),
@@ -74,6 +74,7 @@ def test_options_are_passed_to_each_move() -> None:
     )
     own = ("--at-once", "4", "--json")
     assert sorted(options_of((*given, *own), 50 << 20)) == sorted((*given, f"--bandwidth-clock={CLOCK}"))
+    monkeypatch.delenv("CRCKPT_STORE")
     assert options_of(()) == ("--max-rounds=8", "--remote-crckpt=crckpt")
 
 
