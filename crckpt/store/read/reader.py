@@ -26,7 +26,6 @@ from crckpt.store.format.extents import (
     Bytes,
     Extents,
     Numbers,
-    Positions,
     expand_ranges,
     extent_ends,
     page_count,
@@ -36,8 +35,8 @@ from crckpt.store.format.extents import (
 from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import Pieces, pieces_of, unpack
-from crckpt.store.read.unpacked_frames import UnpackedFrames
+from crckpt.store.read.pieces import Pieces, pieces_of
+from crckpt.store.read.unpacked_frames import NOWHERE, FrameMemory, UnpackedFrames
 from crckpt.store.read.write_to_memory import MemoryFill
 from crckpt.store.workers import Workers, wait_for_result
 
@@ -51,17 +50,11 @@ _PARTS_AT_FIRST: Final = 64
 # The same later: frames unpacked a moment ago are still in the caches of the cores, and little memory is used.
 _PARTS_AHEAD: Final = 16
 
-# Adjacent frames of a pack that are read at once: up to 2 MiB.
-_FRAMES_AT_ONCE: Final = 8
-
 # Unpacked frames that are kept for all files together: 256 MiB of memory.
 _MOST_FRAMES: Final = 1024
 
 # Frames that each file may keep at least: 2 MiB, and as much again for pages that pipes refer to.
 _FEWEST_FRAMES: Final = 8
-
-_NOWHERE: Final = -1
-_ASKED_FOR: Final = -2
 
 _LENT_PAGES: Final = PIPE_SIZE // PAGE_SIZE
 # A part needs at most a third of the kept frames: so it fits next to the part before and to what pipes refer to.
@@ -200,8 +193,6 @@ class _Plan:
 
     def __init__(self, contents: Contents, file: StoredFile, most: int, pool: Executor) -> None:
         """`most` is how many unpacked frames may be kept."""
-        self._contents = contents
-        self._pool = pool
         self._asked: deque[list[Future[None]]] = deque()
         to = extent_ends(file.extents) - file.extents["count"]
         self._pieces = pieces = pieces_of(contents, file.name, file.extents, to)
@@ -217,14 +208,12 @@ class _Plan:
         self._uses = np.sort(self._needs * parts + needed_by)
         last = np.array(self._ends, np.int64) - 1
         self._read_after = pieces.to[last] + pieces.count[last]
-        self._pages = np.empty((slots * FRAME_PAGES, PAGE_SIZE), np.uint8)
+        self._memory = FrameMemory(contents, pieces.frames, np.empty((slots * FRAME_PAGES, PAGE_SIZE), np.uint8), pool)
         # With few slots, frames would have to make room while pipes still refer to them.
         self._are_lent = slots == frames or slots >= _SHARE_OF_PART * _LENT_PAGES
         self._ring = _Ring(int(np.bincount(part, pieces.count).max(initial=0)))
-        self._slot_of = np.full(frames, _NOWHERE, np.int64)
-        self._frame_in = np.full(slots, _NOWHERE, np.int64)
+        # Slots without a frame that is there or asked for.
         self._room = slots
-        self._free = list(range(slots))
         # The entry before the first one of the next frame.
         last_use = self._uses[np.searchsorted(self._uses, np.arange(1, frames + 1) * parts) - 1] % max(1, parts)
         self._by_last_use = np.argsort(last_use, kind="stable")
@@ -252,61 +241,42 @@ class _Plan:
             in_use = int(np.searchsorted(self._read_after, lent, side="right"))
         # Drop frames that no part from there on needs.
         end = int(np.searchsorted(self._needed_until, in_use))
-        self._forget(self._by_last_use[self._let_go_of : end])
+        self._room += self._memory.drop(self._by_last_use[self._let_go_of : end])
         self._let_go_of = end
         for part in range(now + len(self._asked), min(now + parts, len(self._ends))):
             wanted = self._needs[self._needs_end[part - 1] if part else 0 : self._needs_end[part]]
-            missing = wanted[self._slot_of[wanted] == _NOWHERE]
+            missing = wanted[self._memory.slot_of[wanted] == NOWHERE]
             if not self._has_room(len(missing), part, in_use):
                 return
             self._room -= len(missing)
-            self._slot_of[missing] = _ASKED_FOR
-            tasks = (missing[at : at + _FRAMES_AT_ONCE] for at in range(0, len(missing), _FRAMES_AT_ONCE))
-            self._asked.append([self._pool.submit(self._unpack, some) for some in tasks])
+            self._asked.append(self._memory.ask_for(missing))
 
     def _has_room(self, wanted: int, part: int, now: int) -> bool:
         """Make room for the frames of a part; return False if frames that are needed up to it leave none."""
         short = wanted - self._room
         if short > 0:
-            frames, parts = self._frame_in[self._frame_in >= 0], len(self._ends)
+            frames, parts = self._memory.frame_in[self._memory.frame_in >= 0], len(self._ends)
             # The part from `now` on that needs each of these frames next; there is one.
             next_use = self._uses[np.searchsorted(self._uses, frames * parts + now)] % parts
             if short > (next_use > part).sum():
                 return False
             # Those whose next use is furthest away: what has to be unpacked again is the least (Belady's rule).
-            self._forget(frames[np.argsort(-next_use, kind="stable")[:short]])
+            self._room += self._memory.drop(frames[np.argsort(-next_use, kind="stable")[:short]])
         return True
-
-    def _forget(self, frames: Positions) -> None:
-        slots = self._slot_of[frames]
-        self._slot_of[frames] = _NOWHERE
-        slots = slots[slots >= 0]
-        self._frame_in[slots] = _NOWHERE
-        self._room += len(slots)
-        self._free += slots.tolist()
-
-    def _unpack(self, missing: Positions) -> None:
-        """Unpack frames, given in order."""
-        # Slots are taken here, so that those just dropped, whose memory was used before, come first. They are sorted,
-        # so that pages that are adjacent in the file are adjacent in memory, and need not be copied.
-        slots = sorted(self._free.pop() for _ in range(len(missing)))
-        unpack(self._contents, self._pieces.frames[missing], self._pages, slots)
-        self._slot_of[missing], self._frame_in[slots] = slots, missing
 
     def _part(self, part: int) -> Iterator[tuple[int, Bytes]]:
         of = slice(self._ends[part - 1] if part else 0, self._ends[part])
         counts, to = self._pieces.count[of], self._pieces.to[of]
-        rows = self._slot_of[self._pieces.which[of]] * FRAME_PAGES + self._pieces.start[of]
+        rows = self._memory.slot_of[self._pieces.which[of]] * FRAME_PAGES + self._pieces.start[of]
         cuts, scattered = to[1:] != to[:-1] + counts[:-1], rows[1:] != rows[:-1] + counts[:-1]
         ends = np.cumsum(counts)
         starts, total = ends - counts, int(ends[-1])
         if self._are_lent and np.count_nonzero(scattered) * _PAGES_WORTH_LENDING <= total:
-            pages, places, cuts = self._pages, rows, cuts | scattered
+            pages, places, cuts = self._memory.pages, rows, cuts | scattered
         else:
             # All rows exist; any mode but "clip" copies twice.
-            pages = self._pages.take(
-                expand_ranges(rows, counts).view(np.int64), axis=0, out=self._ring.next(total), mode="clip"
-            )
+            source = expand_ranges(rows, counts).view(np.int64)
+            pages = self._memory.pages.take(source, axis=0, out=self._ring.next(total), mode="clip")
             places = starts
         begins = np.flatnonzero(np.concatenate(([True], cuts)))
         lengths = np.diff(starts[begins], append=total)

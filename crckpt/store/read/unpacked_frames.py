@@ -1,42 +1,107 @@
-"""Keep frames unpacked in memory from before a restore, so that the restore only has to copy them."""
+"""Unpack frames into memory, ahead of their use and on every core, and keep them there.
+
+`FrameMemory` does it for one reading of a checkpoint, `UnpackedFrames` from before a restore, so that the restore only
+has to copy them.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from concurrent.futures import Executor, Future, wait
+from contextlib import ExitStack
 from mmap import MAP_PRIVATE, mmap
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from crckpt.errors import IntegrityError
 from crckpt.host.disk.space import free_memory
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.format.extents import Bytes, Numbers, Positions, unique_sorted
 from crckpt.store.format.index import PAGES
-from crckpt.store.format.pack import FRAME_SIZE, Pack
+from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import group_by_pack, pieces_of
-from crckpt.store.workers import wait_for_result, workers
+from crckpt.store.read.pieces import group_by_pack, pieces_of, unpack
+from crckpt.store.workers import workers
 
-# Frames that one task unpacks: 2 MiB.
-_FRAMES_AT_ONCE: Final = 8
-# Packs of which frames are kept: each takes a mapping of its own.
-_MOST_PACKS: Final = 4096
+FRAMES_AT_ONCE: Final = 8
+"""Frames that one task unpacks: up to 2 MiB. Adjacent ones of a pack are read at once."""
+
+NOWHERE: Final = -1
+_ASKED_FOR: Final = -2
+
 # Of the memory that is left when the tree has its own, this share may be used.
 _SHARE: Final = 0.75
+
+
+class FrameMemory:
+    """Slots for verified, unpacked frames of a checkpoint. Methods name a frame by its place in `frames`.
+
+    - `frames`: numbered as in `Pieces`
+    - `slot_of`: the slot of each frame; negative if it is not unpacked, NOWHERE if nobody has asked for it
+    - `frame_in`: the frame in each slot, or NOWHERE
+    - `free`: slots without a frame, those used last at the end: they are still in a core's cache
+    - `pages`: FRAME_PAGES for each slot
+    """
+
+    def __init__(self, contents: Contents, frames: Positions, pages: Bytes, pool: Executor) -> None:
+        slots = len(pages) // FRAME_PAGES
+        self.frames = frames
+        self.slot_of: Positions = np.full(len(frames), NOWHERE, np.int64)
+        self.frame_in: Positions = np.full(slots, NOWHERE, np.int64)
+        self.free = list(range(slots))
+        self.pages = pages
+        self.contents = contents
+        self._pool = pool
+
+    def ask_for(self, which: Positions) -> list[Future[None]]:
+        """Let threads unpack frames, given in order, for which there is room."""
+        self.slot_of[which] = _ASKED_FOR
+        tasks = (which[at : at + FRAMES_AT_ONCE] for at in range(0, len(which), FRAMES_AT_ONCE))
+        return [self._pool.submit(self.unpack, some) for some in tasks]
+
+    def unpack(self, which: Positions) -> None:
+        """Unpack frames, given in order. Raises IntegrityError; then their slots are lost."""
+        # Slots are taken here, so that those just dropped, whose memory was used before, come first. They are sorted,
+        # so that pages that are adjacent in a file are adjacent in memory, and need not be copied.
+        slots = sorted(self.free.pop() for _ in range(len(which)))
+        unpack(self.contents, self.frames[which], self.pages, slots)
+        self.slot_of[which], self.frame_in[slots] = slots, which
+
+    def drop(self, which: Positions) -> int:
+        """Free the slots of frames; return how many."""
+        slots = self.slot_of[which]
+        self.slot_of[which] = NOWHERE
+        slots = slots[slots >= 0]
+        self.frame_in[slots] = NOWHERE
+        self.free += slots.tolist()
+        return len(slots)
+
+    def addresses(self, which: npt.NDArray[np.integer[Any]] | slice) -> Numbers:
+        """Return the addresses of frames; 0 for one that is not unpacked."""
+        slots = self.slot_of[which]
+        start = np.uint64(self.pages.ctypes.data)
+        return np.where(slots < 0, np.uint64(0), start + slots.astype(np.uint64) * np.uint64(FRAME_SIZE))
+
+
+def map_slots(count: int) -> Bytes:
+    """Return memory for so many slots, of which only those that are used take any. Raises OSError."""
+    # numpy's memory asks for huge pages: if few are free, the kernel is slow to find them.
+    memory = mmap(-1, max(count, 1) * FRAME_SIZE, MAP_PRIVATE)
+    return np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
 
 
 class UnpackedFrames:
     """Verified, unpacked frames, found by pack and number. They stay until this is dropped.
 
-    For one thread; threads of its own unpack. `find` only what was unpacked before `stop`.
+    For one thread; threads of its own unpack. `find` only after `stop`.
     """
 
     def __init__(self, reserved: int) -> None:
         """`reserved` bytes of memory are left free, for the tree."""
         self._reserved = reserved
-        self._packs: dict[str, _UnpackedPack] = {}
+        # For each pack the addresses of its frames, 0 for those that are not unpacked.
+        self._found: dict[PackId, Numbers] = {}
+        self._memories: list[FrameMemory] = []
         self._threads = ExitStack()
         self._tasks: list[Future[None]] = []
 
@@ -44,7 +109,6 @@ class UnpackedFrames:
         """Begin to unpack the memory of a checkpoint, as far as there is room. Raises IntegrityError."""
         self.stop()
         room = int((free_memory() - self._reserved) * _SHARE) // FRAME_SIZE
-        pool = self._threads.enter_context(workers())
         with contents.named():
             frames = [
                 pieces_of(contents, file.name, file.extents, file.extents["first"].astype(np.int64)).frames
@@ -52,21 +116,29 @@ class UnpackedFrames:
                 if file.kind == PAGES
             ]
             in_order = unique_sorted(np.concatenate([np.empty(0, np.int64), *frames]))
-            for pack, numbers in group_by_pack(contents, in_order):
-                missing = self._find_missing(pack, numbers)[: max(room, 0)]
-                room -= len(missing)
-                for at in range(0, len(missing), _FRAMES_AT_ONCE):
-                    some = missing[at : at + _FRAMES_AT_ONCE]
-                    self._tasks.append(pool.submit(self._packs[pack.digest].unpack, pack, some))
+            missing = in_order[self.find(contents, in_order) == 0][: max(room, 0)]
+        pool = self._threads.enter_context(workers())
+        try:
+            memory = FrameMemory(contents, missing, map_slots(len(missing)), pool)
+        except OSError:  # the user's limit, or no memory may be promised that is not there
+            return
+        self._memories.append(memory)
+        # What is damaged is not kept: who needs it reads it, and learns of the damage.
+        self._tasks = memory.ask_for(np.arange(len(missing)))
 
     def wait(self) -> None:
         """Wait until all that was begun is unpacked."""
-        for task in self._tasks:
-            wait_for_result(task)
+        wait(self._tasks)
 
     def stop(self) -> None:
         """Unpack no more; return when the threads have ended."""
         self._threads.close()
+        if self._tasks:
+            memory = self._memories[-1]
+            addresses = memory.addresses(slice(None))
+            for pack, numbers in group_by_pack(memory.contents, memory.frames):
+                found = self._found.setdefault(pack.digest, np.zeros(len(pack.table), np.uint64))
+                found[numbers], addresses = addresses[: len(numbers)], addresses[len(numbers) :]
         self._tasks = []
 
     def find(self, contents: Contents, frames: Positions) -> Numbers:
@@ -75,47 +147,7 @@ class UnpackedFrames:
         Raises IntegrityError.
         """
         found = [
-            kept.find(numbers) if (kept := self._packs.get(pack.digest)) else np.zeros(len(numbers), np.uint64)
+            kept[numbers] if (kept := self._found.get(pack.digest)) is not None else np.zeros(len(numbers), np.uint64)
             for pack, numbers in group_by_pack(contents, frames)
         ]
         return np.concatenate([np.empty(0, np.uint64), *found])
-
-    def _find_missing(self, pack: Pack, numbers: list[int]) -> list[int]:
-        """Find which of these frames are not unpacked, if they may be."""
-        kept = self._packs.get(pack.digest)
-        if kept is None:
-            if len(self._packs) >= _MOST_PACKS:
-                return []
-            try:
-                kept = self._packs[pack.digest] = _UnpackedPack(pack)
-            except OSError:  # the user's limit, or no memory may be promised that is not there
-                return []
-        return kept.find_missing(numbers)
-
-
-class _UnpackedPack:
-    """Frames of one pack, each at its place."""
-
-    def __init__(self, pack: Pack) -> None:
-        # Only what is written takes memory.
-        memory = mmap(-1, len(pack.table) * FRAME_SIZE, MAP_PRIVATE)
-        self._frames: Bytes = np.frombuffer(memory, np.uint8).reshape(-1, FRAME_SIZE)
-        self._are_unpacked: npt.NDArray[np.bool_] = np.zeros(len(pack.table), np.bool_)
-
-    def find_missing(self, numbers: list[int]) -> list[int]:
-        """Return those of these frames that are not unpacked."""
-        wanted = np.array(numbers, np.int64)
-        missing: list[int] = wanted[~self._are_unpacked[wanted]].tolist()
-        return missing
-
-    def find(self, numbers: list[int]) -> Numbers:
-        """Return the addresses of these frames; 0 for one that is not unpacked."""
-        wanted = np.array(numbers, np.uint64)
-        address = np.uint64(self._frames.ctypes.data) + wanted * np.uint64(FRAME_SIZE)
-        return np.where(self._are_unpacked[wanted.astype(np.int64)], address, np.uint64(0))
-
-    def unpack(self, pack: Pack, numbers: list[int]) -> None:
-        """Verify and unpack frames. What is damaged is not kept: who needs it reads it, and learns of the damage."""
-        with suppress(IntegrityError, OSError):
-            pack.unpack_frames(numbers, [self._frames[number].data for number in numbers])
-            self._are_unpacked[numbers] = True

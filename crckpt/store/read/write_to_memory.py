@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from itertools import pairwise
-from mmap import MAP_PRIVATE, mmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,21 +19,12 @@ from crckpt.host.process.signals import interrupt_is_waiting, interrupts_deferre
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, Numbers, Positions, page_count
-from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
-from crckpt.store.read.unpacked_frames import UnpackedFrames
+from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead
+from crckpt.store.read.unpacked_frames import FRAMES_AT_ONCE, FrameMemory, UnpackedFrames, map_slots
 from crckpt.store.workers import Workers, wait_for_result
 
-# Frames that one thread unpacks and then writes: 2 MiB.
-_FRAMES_AT_ONCE: Final = 8
-
-_PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
-
-_KEPT: Final = -1
-
-# Runs, of 2 MiB at most each, that are written before a thread checks whether to go on. With 1,024 of them, one
-# process_vm_writev(2) would have to write more than the kernel does in one call (2 GiB less a page).
+# Runs, each in one frame, that are written before a thread checks whether to go on.
 _RUNS_AT_ONCE: Final = 256
 
 # Batches that the disk reads while others are unpacked: at most 32 MiB of page cache.
@@ -48,27 +38,21 @@ _EXTENTS_AT_ONCE: Final = 1 << 18
 
 
 class _Runs(NamedTuple):
-    """Runs of pages that are adjacent both in the unpacked batch and in memory, in the order of batches.
+    """Runs of pages that are adjacent both in a frame and in memory, in the order of frames.
 
-    Arrays of equal length: the number of the owner, and in bytes the start in the unpacked batch (of a kept one: our
-    address), the length, and the address.
+    Arrays of equal length: the place of the frame among all, the number of the owner, and in bytes the start in the
+    frame, the length, and the address.
     """
 
+    frame: npt.NDArray[np.uint32]
     owner: npt.NDArray[np.uint32]
-    start: Numbers
+    start: npt.NDArray[np.uint32]
     length: npt.NDArray[np.uint32]
     address: Numbers
 
 
-class _Batch(NamedTuple):
-    """A batch of frames, and the slot of the buffer into which it is unpacked; _KEPT if it was unpacked before."""
-
-    number: int
-    slot: int
-
-
 class MemoryFill:
-    """Fills the memory of processes with pages, once.
+    """Fills the memory of processes with pages, once, in batches of frames.
 
     Takes up to 132 MiB of memory on two cores, and 24 bytes for each run of pages; while it plans, another 50 MiB.
     """
@@ -81,40 +65,37 @@ class MemoryFill:
         Frames that are in `unpacked` are used from there.
         """
         self.bytes = sum(page_count(extents) for extents in parts.values()) * PAGE_SIZE
-        self._contents = contents
         self._pool = pool
         self._owners = tuple(parts)
         extents = np.concatenate([np.empty(0, EXTENT), *parts.values()])
         owner = np.repeat(np.arange(len(parts)), [len(of_one) for of_one in parts.values()])
         # Its memory must last.
         self._kept_frames = unpacked
-        # Of a batch that is kept: empty.
-        self._frames: list[Positions] = []
-        # Where the runs of each batch begin, then the number of all runs.
-        self._begins = [0]
-        runs = []
+        frames, kept, runs = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], []
         for rows in _by_packs(extents):
             some = extents[rows]
             pieces = pieces_of(contents, "memory", some, some["first"].astype(np.int64))
-            kept = np.zeros(len(pieces.frames), np.uint64)
-            if unpacked is not None:
-                kept = unpacked.find(contents, pieces.frames)
-            batches = _cut_batches(pieces.frames, kept)
-            found, ends = _runs(pieces, owner[rows][pieces.of], batches)
-            runs.append(found)
-            self._begins += (self._begins[-1] + ends).tolist()
-            self._frames += batches.frames
+            here = unpacked.find(contents, pieces.frames) if unpacked else np.zeros(len(pieces.frames), np.uint64)
+            # Those that are not unpacked come first, so that there are few batches with some of both.
+            order = np.argsort(here != 0, kind="stable")
+            place = np.empty(len(order), np.int64)
+            place[order] = np.arange(len(order)) + sum(map(len, frames))
+            runs.append(_runs(pieces, owner[rows][pieces.of], place[pieces.which]))
+            frames.append(pieces.frames[order])
+            kept.append(here[order])
+        # The addresses of frames that are in `unpacked`, 0 for the others.
+        self._kept = np.concatenate(kept)
         self._runs = _Runs(*map(np.concatenate, zip(*runs, strict=True)))
-        to_unpack = [number for number, frames in enumerate(self._frames) if len(frames)]
-        slots = min(len(to_unpack), _MOST_AHEAD + pool.size)
-        # mmap, because numpy's memory asks for huge pages: if few are free, the kernel is slow to find them.
-        memory = mmap(-1, max(slots, 1) * _PAGES_AT_ONCE * PAGE_SIZE, MAP_PRIVATE)
-        self._pages = np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
+        batches = range(-(-len(self._kept) // FRAMES_AT_ONCE))
+        # Where the runs of each batch begin, then the number of all runs.
+        edges = np.arange(len(batches) + 1) * FRAMES_AT_ONCE
+        self._begins = np.searchsorted(self._runs.frame, edges).tolist()
         # The pool's threads take from these and add to them.
-        self._left = deque(to_unpack)
+        self._left = deque(number for number in batches if len(self._missing(number)))
+        self._unpacked = deque(number for number in batches if not len(self._missing(number)))
+        slots = min(len(self._left), _MOST_AHEAD + pool.size) * FRAMES_AT_ONCE
+        self._memory = FrameMemory(contents, np.concatenate(frames), map_slots(slots), pool)
         self._asked_for = 0
-        self._free = deque(range(slots))
-        self._unpacked = deque(_Batch(number, _KEPT) for number, frames in enumerate(self._frames) if not len(frames))
         self._ahead: list[Future[Any]] = []
         self._is_placed = self._has_ended = False
 
@@ -133,7 +114,7 @@ class MemoryFill:
         works: list[Future[int]] = []
         try:
             self._is_placed = True
-            with self._contents.named():
+            with self._memory.contents.named():
                 for ahead in self._ahead:
                     following = ahead
                     while following is not None:
@@ -141,7 +122,7 @@ class MemoryFill:
                 # Interrupted in between, the first of these works would go on unseen.
                 with interrupts_deferred():
                     works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
-                if sum(wait_for_result(work) for work in works) != len(self._frames):
+                if sum(wait_for_result(work) for work in works) != len(self._begins) - 1:
                     raise RuntimeError("some pages were not restored")
         finally:
             with interrupts_deferred():
@@ -150,11 +131,11 @@ class MemoryFill:
 
     def _unpack_ahead(self) -> Future[Any] | None:
         """Unpack one batch; the next one, if there is room, is another task."""
-        # Each thread that writes needs a slot.
-        if self._is_placed or len(self._free) <= self._pool.size or (batch := self._next()) is None:
+        # Each thread that writes needs slots.
+        has_room = len(self._memory.free) > self._pool.size * FRAMES_AT_ONCE
+        if self._is_placed or not has_room or (number := self._unpack_next()) is None:
             return None
-        self._unpack(batch)
-        self._unpacked.append(batch)
+        self._unpacked.append(number)
         return self._pool.submit(self._unpack_ahead)
 
     def _work(self, owners: list[int], progress: Callable[[int], None]) -> int:
@@ -162,20 +143,16 @@ class MemoryFill:
         placed = 0
         while self._goes_on():
             try:
-                batch: _Batch | None = self._unpacked.popleft()
+                number: int | None = self._unpacked.popleft()
             except IndexError:
-                batch = self._next()
-                if batch is not None:
-                    self._unpack(batch)
-            if batch is None:
+                number = self._unpack_next()
+            if number is None:
                 break
-            for begin, end in self._slices(batch):
+            for begin, end in self._slices(number):
                 if not self._goes_on():
                     return placed
-                progress(self._write(batch, begin, end, owners))
-            # This slot is taken next: it is still in the core's cache.
-            if batch.slot != _KEPT:
-                self._free.appendleft(batch.slot)
+                progress(self._write(begin, end, owners))
+            self._memory.drop(self._missing(number))
             placed += 1
         return placed
 
@@ -183,37 +160,40 @@ class MemoryFill:
         # `wait_for_result` raises an interrupt only when a work has ended, so each has to look for one.
         return not (self._has_ended or interrupt_is_waiting())
 
-    def _next(self) -> _Batch | None:
-        """Return the next batch to unpack, with a slot; None if none is left."""
+    def _unpack_next(self) -> int | None:
+        """Unpack the next batch, and return its number; None if none is left."""
+        # There are slots: what was unpacked ahead is written first, and frees its own.
         try:
-            # If there is a batch, there is a slot: what was unpacked ahead is written first, and frees its own.
-            batch = _Batch(self._left.popleft(), self._free.popleft())
+            number = self._left.popleft()
         except IndexError:
             return None
         # Two threads may ask for the same frames at once: harmless.
-        first, self._asked_for = self._asked_for, batch.number + 1 + _READ_AHEAD
-        for frames in self._frames[first : self._asked_for]:
-            read_ahead(self._contents, frames)
-        return batch
+        first, self._asked_for = self._asked_for, number + 1 + _READ_AHEAD
+        for later in range(first, self._asked_for):
+            read_ahead(self._memory.contents, self._memory.frames[self._missing(later)])
+        self._memory.unpack(self._missing(number))
+        return number
 
-    def _unpack(self, batch: _Batch) -> None:
-        frames = self._frames[batch.number]
-        unpack(self._contents, frames, self._pages[batch.slot * _PAGES_AT_ONCE :], range(len(frames)))
+    def _missing(self, number: int) -> Positions:
+        """Return the frames of a batch that are not in `unpacked`."""
+        first = number * FRAMES_AT_ONCE
+        return np.flatnonzero(self._kept[first : first + FRAMES_AT_ONCE] == 0) + first
 
-    def _slices(self, batch: _Batch) -> Iterator[tuple[int, int]]:
+    def _slices(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of the batch's runs, each of one owner and of at most _RUNS_AT_ONCE runs."""
-        first, last = self._begins[batch.number : batch.number + 2]
+        first, last = self._begins[number : number + 2]
         owner = self._runs.owner[first:last]
         bounds = [first, *(np.flatnonzero(np.diff(owner)) + 1 + first).tolist(), last]
         for begin, end in pairwise(bounds):
             yield from ((at, min(at + _RUNS_AT_ONCE, end)) for at in range(begin, end, _RUNS_AT_ONCE))
 
-    def _write(self, batch: _Batch, begin: int, end: int, owners: list[int]) -> int:
-        """Write the runs from `begin` to `end` - 1 of the batch; return how many bytes."""
-        runs = self._runs
-        memory = self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data if batch.slot != _KEPT else 0
+    def _write(self, begin: int, end: int, owners: list[int]) -> int:
+        """Write the runs from `begin` to `end` - 1, of one batch; return how many bytes."""
+        runs, frame = self._runs, self._runs.frame[begin:end]
         lengths = runs.length[begin:end].astype(np.uint64)
-        ours = np.stack((runs.start[begin:end] + np.uint64(memory), lengths), axis=1)
+        kept = self._kept[frame]
+        memory: Numbers = np.where(kept == 0, self._memory.addresses(frame), kept)
+        ours: Numbers = np.stack((memory + runs.start[begin:end], lengths), axis=1)
         theirs = np.stack((runs.address[begin:end], lengths), axis=1)
         write_memory(owners[int(runs.owner[begin])], ours, theirs)
         return int(lengths.sum())
@@ -233,43 +213,19 @@ def _by_packs(extents: Extents) -> Iterator[Positions]:
             begin = end
 
 
-class _Batches(NamedTuple):
-    """Frames cut into batches: those of each batch, empty if it is kept; and for each frame its batch and its start."""
-
-    frames: list[Positions]
-    number: Positions
-    start: Numbers
-
-
-def _cut_batches(frames: Positions, kept: Numbers) -> _Batches:
-    """Cut frames into batches; `kept` has the address of each that is unpacked already, and 0 for the others."""
-    cut: list[Positions] = []
-    number, start = np.empty(len(frames), np.int64), kept.copy()
-    for some, is_kept in ((np.flatnonzero(kept == 0), False), (np.flatnonzero(kept), True)):
-        places = np.arange(len(some))
-        number[some] = len(cut) + places // _FRAMES_AT_ONCE
-        if not is_kept:
-            start[some] = places % _FRAMES_AT_ONCE * FRAME_SIZE
-        of_batch = (frames[some[at : at + _FRAMES_AT_ONCE]] for at in range(0, len(some), _FRAMES_AT_ONCE))
-        cut += [frames[:0] if is_kept else batch for batch in of_batch]
-    return _Batches(cut, number, start)
-
-
-def _runs(pieces: Pieces, owner: Positions, batches: _Batches) -> tuple[_Runs, Positions]:
-    """Return the runs of some pieces, each with an owner, and where the runs of each batch end."""
-    batch = batches.number[pieces.which]
-    order = np.lexsort((owner, batch))
-    batch, owner, to, count = batch[order], owner[order], pieces.to[order], pieces.count[order]
-    start = batches.start[pieces.which[order]] + pieces.start[order].astype(np.uint64) * np.uint64(PAGE_SIZE)
-    length = count.astype(np.uint64) * np.uint64(PAGE_SIZE)
-    goes_on = (batch[1:] == batch[:-1]) & (owner[1:] == owner[:-1])
-    goes_on &= (start[1:] == start[:-1] + length[:-1]) & (to[1:] == to[:-1] + count[:-1])
-    first = np.flatnonzero(np.concatenate((np.ones(len(batch[:1]), np.bool_), ~goes_on)))
+def _runs(pieces: Pieces, owner: Positions, frame: Positions) -> _Runs:
+    """Return the runs of some pieces, each with an owner and the place of its frame."""
+    order = np.lexsort((owner, frame))
+    frame, owner = frame[order], owner[order]
+    to, count, start = (column[order] for column in (pieces.to, pieces.count, pieces.start))
+    goes_on = (frame[1:] == frame[:-1]) & (owner[1:] == owner[:-1])
+    goes_on &= (start[1:] == start[:-1] + count[:-1]) & (to[1:] == to[:-1] + count[:-1])
+    first = np.flatnonzero(np.concatenate((np.ones(len(frame[:1]), np.bool_), ~goes_on)))
     lengths = np.diff(np.concatenate(([0], np.cumsum(count)))[np.append(first, len(count))])
-    runs = _Runs(
+    return _Runs(
+        frame=frame[first].astype(np.uint32),
         owner=owner[first].astype(np.uint32),
-        start=start[first],
+        start=(start[first] * PAGE_SIZE).astype(np.uint32),
         length=(lengths * PAGE_SIZE).astype(np.uint32),
         address=(to[first] * PAGE_SIZE).view(np.uint64),
     )
-    return runs, np.searchsorted(batch[first], np.arange(len(batches.frames)), side="right")

@@ -24,6 +24,7 @@ from crckpt.images.pagemap import PageMap, read_pagemap
 from crckpt.images.private_memory import MemoryRange
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, open_reader
+from crckpt.store.format.pack import FRAME_SIZE
 from crckpt.store.read import write_to_memory
 from crckpt.store.read.contents import contents_of
 from crckpt.store.read.reader import Reader
@@ -102,7 +103,7 @@ def test_kernel_supports_memory_writes() -> None:
 
 def test_writes_respect_the_kernel_limit() -> None:
     assert write_to_memory._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
-    assert write_to_memory._RUNS_AT_ONCE * write_to_memory._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
+    assert write_to_memory._RUNS_AT_ONCE * FRAME_SIZE <= MOST_BYTES  # noqa: SLF001
 
 
 numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_size=1, max_size=PAGES)
@@ -125,9 +126,7 @@ def test_every_page_is_placed_or_left(
     base = tmp_path_factory.mktemp("placed")
     repository = open_store(base)
     older = store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
-    few = smaller_bounds(
-        write_to_memory, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
-    )
+    few = smaller_bounds(write_to_memory, _MOST_AHEAD=ahead, FRAMES_AT_ONCE=1, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5)
     with processes(len(contents)) as memories, few:
         names = [f"pagemap-{number}.img" for number in range(1, len(contents) + 1)]
         checkpoint = store(
