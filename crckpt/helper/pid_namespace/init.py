@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from crckpt.helper.channel import HelperEnded, open_control
 from crckpt.helper.kinds import INIT
-from crckpt.host.namespaces.visitors import has_visitors
+from crckpt.host.proc.procfs import has_visitors
 from crckpt.host.process.signals import FORWARDED, handle_signal, send_signal_if, woken_by_signals
 
 _LOOK_S = 0.05

@@ -37,7 +37,7 @@ from crckpt.helper.terminal.clients import Clients
 from crckpt.helper.terminal.output_log import OutputLog
 from crckpt.helper.terminal.protocol import LONGEST, HeldTree, HolderAnswer, HolderRequest
 from crckpt.host import proc
-from crckpt.host.namespaces.visitors import has_visitors
+from crckpt.host.proc.procfs import has_visitors
 from crckpt.host.process import run
 from crckpt.host.syscalls.own_process import set_child_subreaper
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -57,14 +56,16 @@ def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
     begin = bytearray()
     last: deque[bytes] = deque(maxlen=most // 2 // _CHUNK + 1)
     total = 0
-    while chunk := b"".join(_read_pieces(descriptor, _CHUNK)):
-        total += len(chunk)
-        if total > MOST_STREAMED:
-            raise EndlessError(0, f"is longer than {MOST_STREAMED >> 20} MiB")
-        if len(begin) < most // 2:
-            begin += chunk
-        else:
-            last.append(chunk)
+    # Buffered: a pipe returns small pieces.
+    with open(descriptor, "rb", closefd=False) as stream:
+        while chunk := stream.read(_CHUNK):
+            total += len(chunk)
+            if total > MOST_STREAMED:
+                raise EndlessError(0, f"is longer than {MOST_STREAMED >> 20} MiB")
+            if len(begin) < most // 2:
+                begin += chunk
+            else:
+                last.append(chunk)
     end = b"".join(last)[-(most // 2) :]
     # End the line between the two parts, so that halves of two lines are not read as one.
     return bytes(begin) + (b"\n" if total > most else b"") + end
@@ -72,20 +73,9 @@ def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
 
 def _ends(descriptor: int, most: int) -> bytes:
     size = os.fstat(descriptor).st_size
-    if size <= most:
-        return _read_at(descriptor, most, 0)
-    return _read_at(descriptor, most // 2, 0) + b"\n" + _read_at(descriptor, most // 2, size - most // 2)
-
-
-def _read_at(descriptor: int, count: int, offset: int) -> bytes:
-    read = bytearray()
-    while len(read) < count and (chunk := os.pread(descriptor, min(_CHUNK, count - len(read)), offset + len(read))):
-        read += chunk
-    return bytes(read)
-
-
-def _read_pieces(descriptor: int, count: int) -> Iterator[bytes]:
-    """Read `count` bytes, fewer only at the end. A pipe returns them in small pieces."""
-    while count and (piece := os.read(descriptor, count)):
-        yield piece
-        count -= len(piece)
+    with open(descriptor, "rb", closefd=False) as file:
+        if size <= most:
+            return file.read(most)
+        begin = file.read(most // 2)
+        file.seek(size - most // 2)
+        return begin + b"\n" + file.read(most // 2)

@@ -19,6 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.opened import opened
 from crckpt.host.proc.mountinfo import Mount, mount_points
 from crckpt.host.syscalls.own_process import become_root, bind, bind_read_only, mount
 
@@ -111,16 +112,14 @@ def _mount_anew(found: Mount, target: str, layer: Path) -> None:
         shutil.copystat(found.path, upper)
         status = Path(found.path).stat()
         os.chown(upper, status.st_uid, status.st_gid)
-        lower = os.open(found.path, os.O_PATH | os.O_DIRECTORY)
-        beside = os.open(layer, os.O_PATH | os.O_DIRECTORY)
-        try:
+        with (
+            opened(os.open(found.path, os.O_PATH | os.O_DIRECTORY)) as lower,
+            opened(os.open(layer, os.O_PATH | os.O_DIRECTORY)) as beside,
+        ):
             # By descriptors: commas and colons in the paths would be options.
             below, above = (f"/proc/self/fd/{descriptor}" for descriptor in (lower, beside))
             data = f"lowerdir={below},upperdir={above}/upper,workdir={above}/work"
             mount("overlay", target, "overlay", found.flags, data)
-        finally:
-            os.close(lower)
-            os.close(beside)
 
 
 def _put_on_loopback(addresses: Iterable[str]) -> None:
@@ -131,17 +130,10 @@ def _put_on_loopback(addresses: Iterable[str]) -> None:
             if isinstance(address, IPv4Address):
                 # Each address gets its own label: on `lo` itself it would replace the previous one.
                 label = f"lo:{number}".encode()
-                _set(control, _SIOCSIFADDR, label, address.packed)
-                _set(control, _SIOCSIFNETMASK, label, b"\xff" * 4)
+                for request, value in ((_SIOCSIFADDR, address.packed), (_SIOCSIFNETMASK, b"\xff" * 4)):
+                    fcntl.ioctl(control, request, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, value))
             else:
-                _add6(address.packed)
-
-
-def _set(control: socket.socket, what: int, label: bytes, value: bytes) -> None:
-    fcntl.ioctl(control, what, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, value))
-
-
-def _add6(packed: bytes) -> None:
-    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control:
-        # struct in6_ifreq: address, prefix length, interface
-        fcntl.ioctl(control, _SIOCSIFADDR, struct.pack("16sIi", packed, 128, socket.if_nametoindex("lo")))
+                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control6:
+                    # struct in6_ifreq: address, prefix length, interface
+                    words = struct.pack("16sIi", address.packed, 128, socket.if_nametoindex("lo"))
+                    fcntl.ioctl(control6, _SIOCSIFADDR, words)

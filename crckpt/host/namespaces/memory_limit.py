@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.disk.files import own_name
+from crckpt.host.opened import opened
 from crckpt.host.process.cgroups import groups
 from crckpt.host.process.signals import interrupts_deferred
 
@@ -110,14 +110,10 @@ def _make_locked(place: Path) -> tuple[Path, int]:
 def _remove_abandoned(top: Path) -> None:
     # Other programs remove their groups at the same time: skip what cannot be listed any more.
     for path in (Path(above, name) for above, names, _ in os.walk(top) for name in names if name.startswith(_PREFIX)):
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # EWOULDBLOCK: its crckpt is alive. EBUSY: the group still has processes.
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.rmdir()
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+            # EWOULDBLOCK: its crckpt is alive. EBUSY: the group still has processes.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.rmdir()
 
 
 def _remove(path: Path) -> None:
@@ -125,11 +121,8 @@ def _remove(path: Path) -> None:
     # The kernel may count a process for a moment after it was reaped, without an event when that ends.
     deadline = time.monotonic() + _EMPTY_WITHIN_S
     while time.monotonic() < deadline:
-        try:
+        with suppress(OSError):
             path.rmdir()
-        except FileNotFoundError:
+        if not path.exists():
             return
-        except OSError:
-            select.select([], [], [], 0.01)
-        else:
-            return
+        time.sleep(0.01)

@@ -13,7 +13,7 @@ import select
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
-from crckpt.host.opened import opened
+from crckpt.host.opened import opened, poll_now
 from crckpt.host.proc import Descriptor
 from crckpt.host.process.pidfd import borrow
 
@@ -68,10 +68,7 @@ def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
     # Write ends first: if the tree writes, the question is whether anybody reads.
     for end in sorted(ends, key=is_read_end):
         with suppress(OSError), opened(borrow(end.pid, end.fd)) as borrowed:
-            # The number may belong to another file by now. Registered with 0, poll(2) reports only errors and
-            # hang-ups.
+            # The number may belong to another file by now.
             if os.fstat(borrowed).st_ino == inode:
-                waiting = select.poll()
-                waiting.register(borrowed, 0)
-                return any(events & (select.POLLERR | select.POLLHUP) for _, events in waiting.poll(0))
+                return bool(poll_now(borrowed) & (select.POLLERR | select.POLLHUP))
     return False

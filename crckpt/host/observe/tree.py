@@ -263,7 +263,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         ),
         strangers=frozenset(_find_strangers(tree, descriptors)),
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),
-        foreign_namespaces=find_foreign_namespaces(tree.processes, own),
+        foreign_namespaces=tuple(find_foreign_namespaces(tree.processes, own)),
         closed_pipes=find_closed_pipes(descriptors),
         # The second observation comes last, as long after the first as possible: a busy server often has a connection
         # that waits for a moment.

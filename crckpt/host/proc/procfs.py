@@ -65,6 +65,16 @@ def pids() -> Iterator[int]:
     yield from (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
+def has_visitors() -> bool:
+    """Return whether a process with a parent outside our PID namespace runs in it (nsenter): its parent is 0."""
+    for pid in pids():
+        with suppress(OSError):
+            state, parent, *_ = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            if pid != 1 and state != "Z" and parent == "0":
+                return True
+    return False
+
+
 def threads(pid: int) -> tuple[int, ...]:
     """The thread ids of a process, ascending. Raises OSError if it has ended."""
     return tuple(sorted(int(name) for name in os.listdir(f"/proc/{pid}/task")))

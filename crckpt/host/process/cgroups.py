@@ -162,8 +162,7 @@ def group_directory(controllers: str, path: str) -> Path | None:
 def restrictions(controllers: str, path: str) -> dict[str, int]:
     """The lowest limits of a group and those above it: memory and swap (bytes), tasks, CPU (in ppm)."""
     # Rules on devices and on the network count as 1: they cannot be compared.
-    least: dict[str, int] = {}
-    own = group_directory(controllers, path)
+    own, least = group_directory(controllers, path), dict[str, int]()
     if own is None:
         return least
     above = len([part for part in path.split("/") if part])
@@ -205,15 +204,13 @@ def group_programs(group: Path) -> Iterator[str]:
     Yield nothing if the kernel does not report it.
     """
     with suppress(OSError), opened(os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
-        yield from (name for name, kinds in _KINDS.items() if any(_programs(descriptor, kind) for kind in kinds))
-
-
-def _programs(group: int, kind: int) -> int:
-    query = ctypes.create_string_buffer(_QUERY.pack(group, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
-    # With room for none the kernel returns their number. Without CAP_NET_ADMIN it stays 0.
-    with suppress(OSError):
-        syscall("bpf", _PROG_QUERY, query, _QUERY.size)
-    return int(_QUERY.unpack(query.raw)[5])
+        for name, kind in ((name, kind) for name, kinds in _KINDS.items() for kind in kinds):
+            query = ctypes.create_string_buffer(_QUERY.pack(descriptor, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
+            # With room for none the kernel returns their number. Without CAP_NET_ADMIN it stays 0.
+            with suppress(OSError):
+                syscall("bpf", _PROG_QUERY, query, _QUERY.size)
+            if _QUERY.unpack(query.raw)[5]:
+                yield name
 
 
 def find_frozen_group(pid: int) -> FrozenGroup | None:
@@ -253,15 +250,12 @@ def memory_left(*, swap: int = 0) -> Iterator[int]:
             if most is not None:
                 words = (line.split() for line in (group / "memory.stat").read_text().splitlines())
                 files = sum(int(number) for name, number in words if name in cached)
-                yield most - int((group / used).read_text()) + files + min(swap, _swap_left(group, swap))
-
-
-def _swap_left(group: Path, most: int) -> int:
-    """Free swap of the group; all of the system's under version 1, where memory and swap share an optional limit."""
-    with suppress(OSError):
-        limit = _number(group / "memory.swap.max")
-        return most if limit is None else max(0, limit - int((group / "memory.swap.current").read_text()))
-    return most
+                # Under version 1 memory and swap share an optional limit.
+                swap_left = swap
+                with suppress(OSError):
+                    if (swap_limit := _number(group / "memory.swap.max")) is not None:
+                        swap_left = max(0, swap_limit - int((group / "memory.swap.current").read_text()))
+                yield most - int((group / used).read_text()) + files + min(swap, swap_left)
 
 
 def tasks_left() -> TasksLeft | None:

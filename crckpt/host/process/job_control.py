@@ -12,8 +12,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from msgspec import Struct
@@ -92,30 +91,18 @@ def wait_for_job(job: Job) -> int:
 
     Reaps other children of ours, too.
     """
-    with _controlling_terminal() as terminal, _signals_collected() as signals:
-        return _Wait(job, terminal, signals).run()
-
-
-class _Signals:
-    """The signals that came and were not yet dealt with."""
-
-    def __init__(self, wakeups: Wakeups) -> None:
-        self.wakeups = wakeups
-        self.come: deque[int] = deque()
-
-    def arrive(self, number: int, _frame: FrameType | None) -> None:
-        self.come.append(number)
-
-    def forget(self, number: int) -> None:
-        while number in self.come:
-            self.come.remove(number)
+    with ExitStack() as stack:
+        terminal = None
+        with suppress(OSError):  # we have no controlling terminal
+            terminal = stack.enter_context(opened(os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)))
+        return _Wait(job, terminal, *stack.enter_context(_signals_collected())).run()
 
 
 class _Wait:
-    """The wait for a job. `terminal` is our controlling terminal, if we have one."""
+    """The wait for a job. `terminal` is our controlling terminal, if we have one; `come` are signals to deal with."""
 
-    def __init__(self, job: Job, terminal: int | None, signals: _Signals) -> None:
-        self._job, self._terminal, self._signals = job, terminal, signals
+    def __init__(self, job: Job, terminal: int | None, wakeups: Wakeups, come: deque[int]) -> None:
+        self._job, self._terminal, self._wakeups, self._come = job, terminal, wakeups, come
         self._group = job.group
         self._modes = job.modes
         self._stopped_by = 0
@@ -128,10 +115,10 @@ class _Wait:
             # There is no event when a shell brings a running job to the foreground, nor when a program in a namespace
             # stops.
             is_watched = self._in_background or self._job.program != self._job.child
-            if not self._signals.come:  # some may have come while we stopped
-                self._signals.wakeups.wait(seconds=_LOOK_S if is_watched else None)
-            while self._signals.come:
-                self._forward(self._signals.come.popleft())
+            if not self._come:  # some may have come while we stopped
+                self._wakeups.wait(seconds=_LOOK_S if is_watched else None)
+            while self._come:
+                self._forward(self._come.popleft())
         # Take the terminal from the group of the program that has ended, for the script that runs us. We are in the
         # background: unless this is blocked, the kernel would stop us.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
@@ -187,16 +174,20 @@ class _Wait:
         signal.signal(number, signal.SIG_IGN)
         os.killpg(0, number)
         signal.signal(number, signal.SIG_DFL)
-        self._signals.forget(signal.SIGCONT)
+        self._forget_continuing()
         # To this thread: it must stop before it goes on.
         signal.pthread_kill(threading.get_ident(), number)
         signal.signal(number, before)
         # Another thread may have got SIGCONT: then its handler runs in a moment.
-        if signal.SIGCONT not in self._signals.come:
-            self._signals.wakeups.wait(seconds=_LOOK_S)
-        was_continued = signal.SIGCONT in self._signals.come
-        self._signals.forget(signal.SIGCONT)
+        if signal.SIGCONT not in self._come:
+            self._wakeups.wait(seconds=_LOOK_S)
+        was_continued = signal.SIGCONT in self._come
+        self._forget_continuing()
         return was_continued
+
+    def _forget_continuing(self) -> None:
+        while signal.SIGCONT in self._come:
+            self._come.remove(signal.SIGCONT)
 
     def _forward(self, number: int) -> None:
         """Do with the program what the signal would have done with it, had it been sent to the program."""
@@ -254,28 +245,16 @@ def _has_default_stop(pid: int) -> bool:
 
 
 @contextmanager
-def _controlling_terminal() -> Iterator[int | None]:
-    """Open our controlling terminal; None if we have none."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:
-        yield None
-        return
-    with opened(terminal):
-        yield terminal
-
-
-@contextmanager
-def _signals_collected() -> Iterator[_Signals]:
+def _signals_collected() -> Iterator[tuple[Wakeups, deque[int]]]:
     """Collect the signals that come during the block. Those that our parent had ignored (nohup) stay ignored."""
+    come: deque[int] = deque()
+    before: dict[int, Any] = {}
     with woken_by_signals() as wakeups:
-        signals = _Signals(wakeups)
-        before: dict[int, Any] = {}
         try:
             for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, *FORWARDED):
                 if signal.getsignal(number) != signal.SIG_IGN:
-                    before[number] = signal.signal(number, signals.arrive)
-            yield signals
+                    before[number] = signal.signal(number, lambda arrived, _frame: come.append(arrived))
+            yield wakeups, come
         finally:
             for known, handler in before.items():
                 signal.signal(known, handler)

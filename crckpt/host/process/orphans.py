@@ -20,7 +20,6 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import procfs
 from crckpt.host.proc.live_root import CriuLog
-from crckpt.host.proc.procfs import pids
 from crckpt.host.process.signals import send_signal, send_signal_if
 from crckpt.host.syscalls.own_process import is_child_subreaper, set_child_subreaper
 
@@ -101,7 +100,7 @@ def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
     """
     until = time.monotonic() + _WITHIN_S
     # Again and again: one may have started another meanwhile.
-    while logs and (found := tuple(_find_writers(logs))):
+    while logs and (found := tuple(pid for pid in procfs.pids() if _is_writer(pid, logs))):
         for pid in found:
             send_signal_if(pid, signal.SIGKILL, partial(_is_writer, pid, logs))
         if time.monotonic() >= until:
@@ -112,10 +111,6 @@ def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
                 hint=f"find out why: ps -o pid,ppid,user,stat,wchan {left}",
             )
         time.sleep(_LOOK_S)
-
-
-def _find_writers(logs: Collection[CriuLog]) -> Iterator[int]:
-    return (pid for pid in pids() if _is_writer(pid, logs))
 
 
 def _is_writer(pid: int, logs: Collection[CriuLog]) -> bool:

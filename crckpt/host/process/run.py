@@ -13,13 +13,14 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
+from crckpt.host.opened import opened
 from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 
@@ -103,19 +104,18 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
     """
     words = tuple(str(word) for word in argv)
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=ENVIRONMENT,
-            timeout=timeout,
-            cwd=cwd,
-            check=False,
-            start_new_session=True,  # otherwise ^C on our terminal would end it half-way
-        )
-    except OSError as error:
-        raise HostCannot(f"cannot run {words[0]}: {error.strerror}", hint=f"install {Path(words[0]).name}") from error
+        with _errors_named(words[0], f"install {Path(words[0]).name}"):
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=ENVIRONMENT,
+                timeout=timeout,
+                cwd=cwd,
+                check=False,
+                start_new_session=True,  # otherwise ^C on our terminal would end it half-way
+            )
     except subprocess.TimeoutExpired as error:
         raise HostCannot(f"no answer after {timeout:g} s from: {quote(words)}") from error
     return Finished(words, done.returncode, done.stdout.decode(errors="replace"))
@@ -130,7 +130,7 @@ def run_shell(command: str, more: Mapping[str, str], *, timeout: float, can_inte
     words = ("/bin/sh", "-c", command)
     # Not a pipe: what runs on in the background may keep that open.
     with tempfile.TemporaryFile() as output, interrupts_deferred():
-        try:
+        with _errors_named(words[0]):
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -139,8 +139,6 @@ def run_shell(command: str, more: Mapping[str, str], *, timeout: float, can_inte
                 env={**os.environ, **more},
                 start_new_session=True,
             )
-        except OSError as error:
-            raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error
         try:
             with interrupts_allowed() if can_interrupt else nullcontext():
                 status = process.wait(timeout)
@@ -202,7 +200,7 @@ def start(
     """
     words = tuple(str(word) for word in argv)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
+    with opened(descriptor), _errors_named(words[0]):
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL if stdin is None else stdin,
@@ -214,10 +212,6 @@ def start(
             pass_fds=tuple(keep),
             umask=_PRIVATE,
         )
-    except OSError as error:
-        raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
     return Child(process)
 
 
@@ -227,41 +221,34 @@ def start_with_pipes(argv: Sequence[str], environment: Mapping[str, str]) -> tup
     ^C, ^Z and the end of the terminal reach us and not the program: we end it. Raises HostCannot. Call it in
     the main thread.
     """
-    ours: list[int] = []
-    theirs: list[int] = []
-    try:
+    with ExitStack() as ours, ExitStack() as theirs, _errors_named(argv[0], f"install {argv[0]}"):
+        ends: list[tuple[int, int]] = []
         for is_read in (False, True, True):
             reads, writes = os.pipe()  # closed on exec
-            ours.append(reads if is_read else writes)
-            theirs.append(writes if is_read else reads)
-        with _terminal_signals_ignored_by_children():
+            ends.append((reads, writes) if is_read else (writes, reads))
+            ours.callback(os.close, ends[-1][0])
+            theirs.callback(os.close, ends[-1][1])
+        own, (stdin, stdout, stderr) = zip(*ends, strict=True)
+        # Ignored: a shell that the program starts (ProxyCommand of ssh) unblocks signals, but leaves ignored ones
+        # ignored. Blocked: else what comes meanwhile would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _TERMINAL_SIGNALS}
+        try:
             process = subprocess.Popen(
-                tuple(argv), stdin=theirs[0], stdout=theirs[1], stderr=theirs[2], env={**ENVIRONMENT, **environment}
+                tuple(argv), stdin=stdin, stdout=stdout, stderr=stderr, env={**ENVIRONMENT, **environment}
             )
-    except OSError as error:
-        for descriptor in ours:
-            os.close(descriptor)
-        raise HostCannot(f"cannot run {argv[0]}: {error.strerror}", hint=f"install {argv[0]}") from error
-    except BaseException:
-        for descriptor in ours:
-            os.close(descriptor)
-        raise
-    finally:
-        for descriptor in theirs:
-            os.close(descriptor)
-    return Child(process), Pipes(*ours)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        ours.pop_all()
+        return Child(process), Pipes(*own)
 
 
 @contextmanager
-def _terminal_signals_ignored_by_children() -> Iterator[None]:
-    """Let programs that the block starts ignore what the terminal sends; what comes meanwhile we handle after it."""
-    # Ignored: a shell that the program starts (ProxyCommand of ssh) unblocks signals, but leaves ignored ones ignored.
-    # Blocked: else what comes during the block would be lost.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _TERMINAL_SIGNALS}
+def _errors_named(program: str, hint: str = "") -> Iterator[None]:
+    """Raise HostCannot, which names the program, if it cannot be started."""
     try:
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except OSError as error:
+        raise HostCannot(f"cannot run {program}: {error.strerror}", hint=hint) from error

@@ -29,15 +29,15 @@ def unshared(*kinds: str) -> Iterator[proc.Process]:
 
 def test_own_namespaces_are_not_foreign(waiting: subprocess.Popen[bytes]) -> None:
     own = read(os.getpid())
-    assert find_foreign_namespaces([own, read(waiting.pid)], own) == ()
+    assert list(find_foreign_namespaces([own, read(waiting.pid)], own)) == []
     with unshared("uts", "ipc") as shell:
-        assert find_foreign_namespaces([own, shell], own) == ()
+        assert list(find_foreign_namespaces([own, shell], own)) == []
 
 
 def test_process_in_a_user_namespace_is_reported_once() -> None:
     own = read(os.getpid())
     with unshared("user", "uts") as shell:
-        assert find_foreign_namespaces([own, shell], own) == (ForeignNamespace(shell.pid, shell.comm, "user"),)
+        assert list(find_foreign_namespaces([own, shell], own)) == [ForeignNamespace(shell.pid, shell.comm, "user")]
 
 
 def test_namespace_owned_by_a_user_namespace_is_foreign() -> None:
@@ -49,8 +49,8 @@ def test_namespace_owned_by_a_user_namespace_is_foreign() -> None:
             assert joined.stdout is not None
             if not joined.stdout.readline():
                 pytest.skip("needs root, to join a namespace")
-            found = find_foreign_namespaces([read(joined.pid)], own)
-            assert found == (ForeignNamespace(joined.pid, read(joined.pid).comm, "uts"),)
+            (found,) = find_foreign_namespaces([read(joined.pid)], own)
+            assert found == ForeignNamespace(joined.pid, read(joined.pid).comm, "uts")
             joined.communicate()
 
 
@@ -58,4 +58,4 @@ def test_ended_process_is_skipped() -> None:
     own = read(os.getpid())
     with unshared("uts") as shell:
         pass
-    assert find_foreign_namespaces([shell], own) == ()
+    assert list(find_foreign_namespaces([shell], own)) == []

@@ -107,6 +107,6 @@ def test_endlessly_forking_processes_are_an_error(tmp_path: Path, monkeypatch: p
     log = tmp_path / "restore.log"
     with program(log, "w") as writer:
         # As if there were always another one.
-        monkeypatch.setattr(orphans, "_find_writers", lambda _logs: [writer.pid])
+        monkeypatch.setattr(orphans, "_is_writer", lambda pid, _logs: pid == writer.pid)
         with pytest.raises(HostCannot, match=f"PID {writer.pid}, .* does not end"):
             end_unfinished_trees([identified(log)])
