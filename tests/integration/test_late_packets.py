@@ -13,7 +13,7 @@ from networks import DEVICE, WITHIN_S, Lan, lan
 from trees import wait_for
 
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.packets import capturing, deliver
+from crckpt.host.network.late_packets import capturing, deliver
 
 PORT = 7070
 MOST = 256

@@ -16,7 +16,7 @@ from crckpt.helper.address_guard.client import GuardedAddresses
 from crckpt.helper.scope import leave_session
 from crckpt.host import proc
 from crckpt.host.network.claim import give_up
-from crckpt.host.network.packets import deliver
+from crckpt.host.network.late_packets import deliver
 from crckpt.host.steps import step
 from crckpt.host.syscalls.userfaultfd import find_refusal
 from crckpt.migrate.addresses import check_destination, list_destination_addresses

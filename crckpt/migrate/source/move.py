@@ -24,7 +24,7 @@ from crckpt.errors import (
     TreeStopped,
 )
 from crckpt.host import proc
-from crckpt.host.network.packets import capturing
+from crckpt.host.network.late_packets import capturing
 from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems

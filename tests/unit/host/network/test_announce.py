@@ -6,7 +6,7 @@ import socket
 import struct
 
 from crckpt.host.network.address import HostAddress
-from crckpt.host.network.packets import make_announcements
+from crckpt.host.network.announcements import make_announcements
 
 MAC = bytes.fromhex("020000000002")
 IPV4 = HostAddress("10.77.0.100", 24, "eth0")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crckpt.host.network.address import parse_address
-from crckpt.host.network.packets import deliver, parse_packet
+from crckpt.host.network.late_packets import deliver, parse_packet
 
 SOURCE, TARGET = bytes([10, 77, 0, 3]), bytes([10, 77, 0, 100])
 FIN, SYN, RST, ACK = 1, 2, 4, 16
