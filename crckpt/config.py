@@ -13,14 +13,11 @@ import reprlib
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from crckpt.errors import UsageError
-
-if TYPE_CHECKING:
-    import yaml
 
 COMPRESS_LEVELS = range(-7, 20)
 _PATH: Final = "an absolute path"
@@ -65,7 +62,9 @@ def parse(text: str, name: str) -> Config:
     entries = {} if document is None else document
     if not isinstance(entries, dict):
         raise UsageError(f"{name}: expected `key: value` lines", hint=_correct(name))
-    if mistakes := tuple(_find_mistakes(entries, _find_lines(tree))):
+    pairs: Any = tree.value if tree is not None else ()
+    # Of a key that is there twice, the last counts.
+    if mistakes := tuple(_find_mistakes(entries, {str(key.value): key.start_mark.line + 1 for key, _ in pairs})):
         if len(mistakes) == 1:
             raise UsageError(f"{name}, {mistakes[0]}", hint=_correct(name))
         # All at once: else each try would show the next one.
@@ -81,12 +80,6 @@ def _correct(name: str) -> str:
     return (
         f"correct it, then check it: crckpt config --config {shlex.quote(name)}; known keys: {', '.join(sorted(KEYS))}"
     )
-
-
-def _find_lines(tree: yaml.Node | None) -> dict[str, int]:
-    """The line of each key; of one that is there twice, the last, which counts."""
-    pairs: Any = tree.value if tree is not None else ()
-    return {str(key.value): key.start_mark.line + 1 for key, _ in pairs}
 
 
 def _find_mistakes(entries: dict[object, object], lines: dict[str, int]) -> Iterator[str]:

@@ -23,8 +23,8 @@ from msgspec import Struct
 from crckpt.errors import HostCannot
 from crckpt.helper.kinds import HelperKind, HelperRecord, find_records
 from crckpt.host.disk.own_files import make_runtime_directory
+from crckpt.host.opened import is_trusted, peer_pid
 from crckpt.host.process.signals import send_signal_if
-from crckpt.host.socket_options import is_trusted, peer_pid
 
 MOST_DESCRIPTORS: Final = 250
 """Descriptors with a message at most (SCM_MAX_FD, unix(7), is 253)."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all, listen
 from crckpt.helper.kinds import HelperKind
-from crckpt.host.socket_options import is_trusted
+from crckpt.host.opened import is_trusted
 
 _MOST_PEERS: Final = 64
 # How long a peer may take to read its answer.

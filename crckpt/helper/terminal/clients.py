@@ -33,7 +33,7 @@ from crckpt.helper.terminal.protocol import (
     is_size,
 )
 from crckpt.helper.terminal.screen_modes import ScreenModes
-from crckpt.host.socket_options import peer_pid
+from crckpt.host.opened import peer_pid
 
 _MOST_CLIENTS: Final = 16
 # Output that the attached client has not taken yet: then the program waits, as on any terminal.

@@ -36,8 +36,8 @@ from crckpt.helper.terminal.protocol import (
     encode_size,
 )
 from crckpt.helper.terminal.screen_modes import ScreenModes
+from crckpt.host.opened import peer_pid
 from crckpt.host.process.signals import Wakeups, woken_by_signals
-from crckpt.host.socket_options import peer_pid
 
 _ANSWERS_S: Final = 5.0
 _AT_ONCE: Final = 16 << 10

@@ -19,7 +19,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from crckpt.host.observe.terminals import is_pseudo_terminal
+from crckpt.host.observe.descriptors import is_pseudo_terminal
 from crckpt.host.opened import poll_now
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info

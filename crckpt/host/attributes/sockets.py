@@ -24,9 +24,9 @@ from crckpt.host.attributes import multicast
 from crckpt.host.observe.sock_diag import find_sockets_with_keys
 from crckpt.host.observe.socket_kinds import Loss, find_losses
 from crckpt.host.observe.unix_names import find_renamed, rename_again
+from crckpt.host.opened import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
 from crckpt.host.proc.fd import read_targets, socket_inode
 from crckpt.host.process.pidfd import borrow_each
-from crckpt.host.socket_options import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
 
 Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Value = Annotated[tuple[Number, ...], Meta(max_length=64)]

@@ -51,11 +51,6 @@ def _deadline(tid: int) -> Value:
     return (found[2], *found[5:8]) if found[1] == DEADLINE else ()
 
 
-def _set_deadline(tid: int, value: Value) -> None:
-    flags, *times = value
-    _set_scheduling(tid, DEADLINE, flags, 0, 0, *times)
-
-
 def _time_slice(tid: int) -> Value:
     """The time slice in nanoseconds that a thread requested; nothing if it has the default slice."""
     found = _scheduling(tid)
@@ -85,9 +80,8 @@ def _set_utilization(tid: int, value: Value) -> None:
 def _memory_errors(tid: int) -> Value:
     """The policy of a thread for memory errors (PR_MCE_KILL)."""
     flags = read_stat(tid).flags
-    if not flags & _MCE_PROCESS:
-        return (MCE_KILL_DEFAULT,)
-    return (MCE_KILL_EARLY if flags & _MCE_EARLY else MCE_KILL_LATE,)
+    own = MCE_KILL_EARLY if flags & _MCE_EARLY else MCE_KILL_LATE
+    return (own if flags & _MCE_PROCESS else MCE_KILL_DEFAULT,)
 
 
 def _memory_policy(tid: int) -> Value:
@@ -125,12 +119,6 @@ def parse_directories(value: Value) -> tuple[int, bytes, bytes]:
     """Umask, root and working directory of that value."""
     umask, length, *paths = value
     return umask, bytes(paths[:length]), bytes(paths[length:])
-
-
-def _core_filter(pid: int) -> Value:
-    """The core dump filter of a process; nothing for one that has no memory."""
-    said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
-    return (int(said, 16),) if said else ()
 
 
 def _set_core_filter(pid: int, value: Value) -> None:
@@ -181,7 +169,8 @@ OF_THREAD: Final[dict[str, Reader]] = {
     "directories": directories,
 }
 OF_PROCESS: Final[dict[str, Reader]] = {
-    "core_filter": _core_filter,
+    # Nothing for one that has no memory.
+    "core_filter": lambda pid: tuple(int(word, 16) for word in procfs.text(f"/proc/{pid}/coredump_filter").split()),
     "autogroup_nice": _autogroup_nice,
     "memory_merge": _memory_merge,
 }
@@ -191,7 +180,7 @@ SETTERS: Final[dict[str, Callable[[int, Value], object]]] = {
     "io_priority": lambda tid, value: syscall("ioprio_set", _IOPRIO_WHO_PROCESS, tid, *value),
     "time_slice": _set_time_slice,
     "utilization": _set_utilization,
-    "deadline": _set_deadline,
+    "deadline": lambda tid, value: _set_scheduling(tid, DEADLINE, value[0], 0, 0, *value[1:]),
     "timer_slack": lambda tid, value: Path(f"/proc/{tid}/timerslack_ns").write_text(str(value[0])),
     "core_filter": _set_core_filter,
     "autogroup_nice": lambda pid, value: Path(f"/proc/{pid}/autogroup").write_text(str(value[0] if value else 0)),

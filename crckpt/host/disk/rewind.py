@@ -17,6 +17,7 @@ from typing import Final
 
 from crckpt.errors import RestoreFailed
 from crckpt.host.disk.files import PRIVATE_FILE, name_with_ending, resize, sync, write
+from crckpt.host.disk.space import free_disk
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
@@ -135,9 +136,9 @@ def _remove(directory: int, name: str, tail: int) -> None:
 
 def _check_room(file: int, size: int, tail: int, path: Path) -> None:
     """Raise OSError if the later lines do not fit on the disk, apart from space that is reserved for root."""
-    room, status = os.fstatvfs(tail), os.fstat(file)
+    status = os.fstat(file)
     # Holes are copied as holes, so the copy takes no more than the file has on the disk.
-    if min(status.st_size - size, status.st_blocks * _SECTOR) > room.f_bavail * room.f_frsize:
+    if min(status.st_size - size, status.st_blocks * _SECTOR) > free_disk(tail):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 

@@ -52,16 +52,15 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
     except (FileNotFoundError, NotADirectoryError):
         # Below such a directory nothing exists until something is mounted. Open the nearest one above that exists.
         descriptor, entries = _open_nearest(place)
-        if not _is_unmounted(entries, automounts):
+        if not any(entry.status.st_dev in automounts for entry in entries):
             os.close(descriptor)
             raise
     with opened(descriptor):
-        owners = frozenset(entry.status.st_uid for entry in entries)
         yield HeldFile(
             entries[-1].status,
             f"/proc/self/fd/{descriptor}",
-            owners,
-            _is_unmounted(entries, automounts),
+            frozenset(entry.status.st_uid for entry in entries),
+            any(entry.status.st_dev in automounts for entry in entries),
             is_redirected(entries if follow else entries[:-1]),
         )
 
@@ -69,10 +68,6 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
 def find_automounts() -> frozenset[int]:
     """Find the devices of automounts: a path that leads through one ends at a directory with nothing mounted yet."""
     return frozenset(mount.device for mount in read_mounts() if mount.kind == _AUTOMOUNTED)
-
-
-def _is_unmounted(entries: tuple[PathEntry, ...], automounts: frozenset[int]) -> bool:
-    return any(entry.status.st_dev in automounts for entry in entries)
 
 
 def _open_nearest(path: Path) -> tuple[int, tuple[PathEntry, ...]]:

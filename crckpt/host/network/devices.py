@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from contextlib import suppress
@@ -15,13 +14,12 @@ from msgspec import Struct, field
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress
 from crckpt.host.process import run
+from crckpt.host.syscalls import netlink
 
-# RTM_DELADDR, and struct nlmsghdr, ifaddrmsg (family, length of the prefix, flags, scope, device), nlattr. Source:
-# rtnetlink(7), netlink(7).
-_DELETE, _REQUEST_WITH_ANSWER = 21, 1 | 4
-_HEADER, _ADDRESS, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBI"), struct.Struct("=HH")
+# RTM_DELADDR, and struct ifaddrmsg (family, length of the prefix, flags, scope, device), nlattr. Source: rtnetlink(7).
+_DELETE: Final = 21
+_ADDRESS, _ATTRIBUTE = struct.Struct("=BBBBI"), struct.Struct("=HH")
 _ATTRIBUTES: Final = (1, 2)  # IFA_ADDRESS, IFA_LOCAL
-_LONGEST: Final = 1 << 16
 _WITHIN_S: Final = 10.0
 _Decoded = TypeVar("_Decoded")
 
@@ -147,12 +145,8 @@ def delete_address(address: HostAddress) -> None:
     body = _ADDRESS.pack(family, address.length, 0, 0, socket.if_nametoindex(address.device))
     for kind in _ATTRIBUTES:
         body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), kind) + address.packed
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(_WITHIN_S)
-        kernel.send(_HEADER.pack(_HEADER.size + len(body), _DELETE, _REQUEST_WITH_ANSWER, 1, 0) + body)
-        (code,) = struct.unpack_from("=i", kernel.recv(_LONGEST), _HEADER.size)
-    if code:
-        raise OSError(-code, os.strerror(-code))
+    for _ in netlink.ask(socket.NETLINK_ROUTE, _DELETE, netlink.CHANGE, body):
+        pass
 
 
 def _ip(*words: str) -> run.Finished:

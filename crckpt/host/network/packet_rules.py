@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
-import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,13 +13,12 @@ from crckpt.errors import HostCannot
 from crckpt.host.namespaces.network_locks import find_nft
 from crckpt.host.process import run
 from crckpt.host.process.cgroups import group_directory, restrictions
+from crckpt.host.syscalls import netlink
 
 _MOUNTS: Final = Path("/sys/fs/cgroup")
 _NETFILTER: Final = 12  # NETLINK_NETFILTER
-# linux/netlink.h, linux/netfilter/nfnetlink.h: length, type (10: nftables, 1: NFT_MSG_GETTABLE, 0 in the answer), flags
-# (all of them), sequence number, port; family, version, resource.
-_TABLES: Final = struct.pack("=IHHIIBBH", 20, 10 << 8 | 1, 0x301, 0, 0, 0, 0, 0)
-_TABLE: Final = 10 << 8
+# linux/netfilter/nfnetlink.h: nftables, NFT_MSG_GETTABLE; struct nfgenmsg: family, version, resource, none of them.
+_GET_TABLES, _OF_ANY_KIND = 10 << 8 | 1, bytes(4)
 _WITHIN_S: Final = 5.0
 _QUOTED: Final = re.compile(r'"([^"\n]+)"')
 
@@ -50,13 +47,9 @@ class PacketRules(Struct, frozen=True):
 def read_packet_rules() -> PacketRules:
     """Read the rules of our network namespace as they are now. Before the tree is frozen: to start nft takes 10 ms."""
     listed = ""
-    with (
-        suppress(OSError, HostCannot),
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as asked,
-    ):
-        asked.sendto(_TABLES, (0, 0))
-        _, kind = struct.unpack_from("=IH", asked.recv(1 << 16))
+    with suppress(OSError, HostCannot):
+        tables = netlink.ask(_NETFILTER, _GET_TABLES, netlink.LIST, _OF_ANY_KIND)
         # Without any table there is no rule.
-        if kind == _TABLE and (tool := find_nft()):
+        if next(tables, None) is not None and (tool := find_nft()):
             listed = run.run([tool, "list", "ruleset"], timeout=_WITHIN_S).output
     return PacketRules(frozenset(_QUOTED.findall(listed) if "cgroupv2" in listed else ()))

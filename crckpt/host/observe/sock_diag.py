@@ -15,15 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.host.opened import opened
+from crckpt.host.syscalls import netlink
 
-# linux/{netlink,sock_diag}.h. struct nlmsghdr: length, type, flags, sequence number, port. nlattr: length, type.
+# linux/{netlink,sock_diag}.h. struct nlattr: length, type.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_ERROR, _DONE = 2, 3
-_REQUEST_DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_HEADER: Final = struct.Struct("=IHHII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
-# The kernel puts at most 32 KiB into an answer, so none is truncated.
-_ANSWER_BYTES: Final = 1 << 18
 
 # linux/inet_diag.h: INET_DIAG_INFO, INET_DIAG_MD5SIG (Linux 4.14)
 _INFO, _MD5SIG = 2, 18
@@ -74,25 +70,7 @@ def ask_for_sockets(request: bytes) -> Iterator[memoryview]:
 
     Raises OSError if the kernel refuses; ENOENT if the module for such sockets is missing.
     """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
-        size = _HEADER.size + len(request)
-        asked.sendto(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0))
-        while True:
-            answer = memoryview(asked.recv(_ANSWER_BYTES))
-            while answer:
-                size, kind, *_ = _HEADER.unpack_from(answer)
-                content, answer = answer[_HEADER.size : size], answer[_align(size) :]
-                if kind == _DONE:
-                    return
-                if kind == _ERROR:
-                    error = -struct.unpack_from("=i", content)[0]
-                    raise OSError(error, os.strerror(error))
-                yield content
-
-
-def _align(size: int) -> int:
-    """The offset of the next message or attribute after one of `size` bytes."""
-    return (size + 3) & ~3
+    return netlink.ask(_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, netlink.LIST, request)
 
 
 def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -100,7 +78,7 @@ def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
         size, kind = _ATTRIBUTE.unpack_from(rest)
         yield kind, rest[_ATTRIBUTE.size : size]
         # A length of 0 would never end.
-        rest = rest[max(_align(size), _ATTRIBUTE.size) :]
+        rest = rest[max(netlink.align(size), _ATTRIBUTE.size) :]
 
 
 def find_sockets_with_keys() -> frozenset[int]:

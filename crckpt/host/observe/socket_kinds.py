@@ -21,9 +21,17 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host.observe.unix_names import RenamedSocket, find_renamed
-from crckpt.host.opened import count_unread, opened, poll_now
+from crckpt.host.opened import (
+    as_socket,
+    count_unread,
+    is_listening,
+    opened,
+    poll_now,
+    read_credentials,
+    read_kind,
+    uses_option_memory,
+)
 from crckpt.host.process.pidfd import borrow_each
-from crckpt.host.socket_options import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
 from crckpt.host.syscalls.libc import getsockopt
 
 Loss = Literal["error", "urgent", "sender", "empty", "credentials"]

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, astuple, replace
 from crckpt.host import proc
 from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
+from crckpt.host.observe.descriptors import LostOwner, find_lost_owners, find_unsaved_current
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
 from crckpt.host.observe.files import (
     HeldKernelFile,
@@ -27,7 +28,6 @@ from crckpt.host.observe.files import (
     find_volatile_files,
 )
 from crckpt.host.observe.pipes import find_closed_pipes
-from crckpt.host.observe.signal_owners import LostOwner, find_lost_owners
 from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.sockets import (
     OutsideEnd,
@@ -50,7 +50,6 @@ from crckpt.host.observe.tasks import (
     has_wall_clock_timer,
     is_executed_from_memory,
 )
-from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps
 from crckpt.host.proc.task_states import TaskStates, read_task_states

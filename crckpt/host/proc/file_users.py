@@ -66,7 +66,7 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
         if sum(map(len, looks[-1])) <= _READ_AT_ONCE or looks[-1:] == looks[-2:-1]:
             break
         looks.append(_look(_READ_AT_ONCE * number // _MOST_LOOKS))
-    texts = {_without_number(line): line for look in looks for line in look}
+    texts = {line.partition(": ")[2]: line for look in looks for line in look}
     if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
         texts = {line: f"1: {line}" for line in holders.all()} | texts
     lines = [line for line in map(_LINE.match, texts.values()) if line]
@@ -103,10 +103,6 @@ def _look(first: int) -> list[str]:
     return b"".join(parts).decode().splitlines()
 
 
-def _without_number(line: str) -> str:
-    return line.partition(": ")[2]
-
-
 def _file(path: str) -> str:
     """The name of a file in /proc/locks."""
     # Its device is the file system's, which stat(2) does not always report.
@@ -138,7 +134,7 @@ class _Holders:
         """PID and title of the holder."""
         # The PID in the line may be of a process that has ended; OFD locks have none. So look for the process whose
         # fdinfo has the same line, first at that PID, which is usually right.
-        what = _without_number(line[0])
+        what = line[0].partition(": ")[2]
         self._look_at(int(line["pid"]))
         pid = self._found.get(what, 0) or self.all().get(what, 0)
         if pid not in self._names:

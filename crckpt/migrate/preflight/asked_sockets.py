@@ -11,11 +11,11 @@ from typing import Final
 from crckpt.host import proc
 from crckpt.host.observe.sock_diag import LiveUnixSocket, opened_file, read_path
 from crckpt.host.observe.socket_kinds import SocketKind
+from crckpt.host.opened import as_socket
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
 from crckpt.host.proc.procfs import DELETED
 from crckpt.host.process.pidfd import borrow_each
-from crckpt.host.socket_options import as_socket
 from crckpt.images import sockets
 
 _TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6", "udp", "udp6")

@@ -18,7 +18,7 @@ from crckpt.helper import serve
 from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all
 from crckpt.helper.kinds import KEEPER
 from crckpt.helper.serve import Server
-from crckpt.host.socket_options import is_trusted, peer_pid
+from crckpt.host.opened import is_trusted, peer_pid
 
 PATIENCE_S = 30.0
 MOST_PEERS = 64

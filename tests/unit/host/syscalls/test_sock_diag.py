@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from crckpt.host.observe.sock_diag import _align, ask_for_sockets
+from crckpt.host.observe.sock_diag import ask_for_sockets
+from crckpt.host.syscalls.netlink import align
 
 TCP = struct.Struct("=BBBxI48x")
 
@@ -28,4 +29,4 @@ def test_refusal_is_an_error() -> None:
 
 @pytest.mark.parametrize(("size", "aligned"), [(0, 0), (1, 4), (4, 4), (5, 8)])
 def test_messages_are_aligned(size: int, aligned: int) -> None:
-    assert _align(size) == aligned
+    assert align(size) == aligned
