@@ -14,7 +14,7 @@ from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
 from crckpt.errors import HostCannot, error_text
-from crckpt.host.probes.host import ProbeRequest, probe_host
+from crckpt.host.probes import ProbeRequest, probe_host
 from crckpt.host.probes.setup import has_gpu
 from crckpt.host.probes.trial import Fact, Outcome, fact
 from crckpt.host.process import run

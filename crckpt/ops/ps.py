@@ -15,9 +15,9 @@ from crckpt.helper.channel import HelperSilent
 from crckpt.helper.kinds import FILLER, KEEPER, KINDS, HelperRecord, find_records, record_directory
 from crckpt.helper.terminal.relay import FoundTerminal, find_terminals
 from crckpt.host import proc
-from crckpt.host.disk.users import read_user, user_name
-from crckpt.host.namespaces.network_locks import find_locks
+from crckpt.host.disk.users import user_name
 from crckpt.host.network.claim import find_fences, table_name
+from crckpt.host.network.packet_filter import find_locks
 from crckpt.host.proc.fd import read_info, read_targets
 from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.target import resolve
@@ -172,7 +172,7 @@ def _describe(
 
 def _make_row(pid: int, kind: str, tree: int | None, program: str, usage: ProcessUsage, ends: str) -> ListedProcess:
     process = proc.read_process(pid)
-    user = user_name(read_user(process.uids[0])) if process is not None else "?"
+    user = user_name(process.uids[0]) if process is not None else "?"
     return ListedProcess(pid, kind, tree, program, user, usage.started, usage.cpu_s, usage.memory_bytes, ends)
 
 

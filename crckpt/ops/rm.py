@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable, UsageError
 from crckpt.host import proc
-from crckpt.host.namespaces import network_locks
+from crckpt.host.network import packet_filter
 from crckpt.model import CheckpointId, RunId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
@@ -68,7 +68,7 @@ def rm(context: Context, ids: tuple[CheckpointId, ...]) -> RemovalResult:
         locks = [lock for identity in ids for lock in _find_locks(repository, identity)]
         repository.remove(ids)
     # Lift the locks only now: as long as the checkpoint could be restored, its connections needed them.
-    lifted = [network_locks.lift_lock(lock, place) for lock, places in locks for place in places]
+    lifted = [packet_filter.lift_lock(lock, place) for lock, places in locks for place in places]
     return RemovalResult(ids, tuple(table for table in lifted if table))
 
 
@@ -182,5 +182,5 @@ def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tupl
         checkpoint = repository.get(identity)
         if checkpoint.stopped and checkpoint.run_id:
             # A network namespace of the tree ends with the tree, unless it has a name.
-            named = network_locks.find_named_networks() if checkpoint.options.network_lock == "nftables" else ()
+            named = packet_filter.find_named_networks() if checkpoint.options.network_lock == "nftables" else ()
             yield checkpoint.run_id, (None, *named)

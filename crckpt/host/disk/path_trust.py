@@ -11,7 +11,6 @@ import os
 import pwd
 import stat
 from collections import deque
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -36,14 +35,15 @@ def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
     for entry in entries:
         mode, owner = entry.status.st_mode, entry.status.st_uid
         if owner not in trusted:
-            return f"{entry.path} belongs to {_user(owner)}"
+            return f"{entry.path} belongs to user {find_user_name(owner) or owner}"
         # The mode of a link has no effect (symlink(7)).
         if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
             continue
         if mode & stat.S_IWOTH:
             return f"every user can write to {entry.path}"
         if mode & stat.S_IWGRP and not _is_group_of(entry.status.st_gid, trusted):
-            return f"the group {_group(entry.status.st_gid)} can write to {entry.path}"
+            group = find_group_name(entry.status.st_gid) or entry.status.st_gid
+            return f"the group {group} can write to {entry.path}"
     return ""
 
 
@@ -158,26 +158,25 @@ def _is_group_of(gid: int, users: frozenset[int]) -> bool:
     except KeyError:
         return False
     # group(5) does not list those whose primary group it is (passwd(5)).
-    members = {*_ids(named), *(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)}
+    members = {user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid}
+    for name in named:
+        with suppress(KeyError):
+            members.add(pwd.getpwnam(name).pw_uid)
     return bool(members) and members <= users
 
 
-def _ids(names: list[str]) -> Iterator[int]:
-    for name in names:
-        with suppress(KeyError):
-            yield pwd.getpwnam(name).pw_uid
-
-
-def _user(uid: int) -> str:
+def find_user_name(uid: int) -> str:
+    """The name of a user of this host; empty if there is none."""
     with suppress(KeyError):
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    return f"user {uid}"
+        return pwd.getpwuid(uid).pw_name
+    return ""
 
 
-def _group(gid: int) -> str:
+def find_group_name(gid: int) -> str:
+    """The name of a group of this host; empty if there is none."""
     with suppress(KeyError):
         return grp.getgrgid(gid).gr_name
-    return str(gid)
+    return ""
 
 
 class PathChangers:

@@ -6,7 +6,6 @@ Source: faccessat(2), proc_pid_fd(5).
 from __future__ import annotations
 
 import ctypes
-import grp
 import os
 import pwd
 import struct
@@ -16,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.disk.path_trust import Changers
+from crckpt.host.disk.path_trust import Changers, find_user_name
 from crckpt.host.opened import opened
 from crckpt.host.proc.procfs import DELETED
 from crckpt.host.syscalls.libc import LIBC, check
@@ -50,20 +49,6 @@ def read_user(uid: int) -> User:
 def users_of(changers: Changers) -> tuple[User, ...]:
     """The users who can change what a path leads to; a user without any rights if they are unknown."""
     return (*map(read_user, sorted(changers.users)), *([User(_NOBODY, _NOBODY)] if changers.anyone else []))
-
-
-def find_user_name(uid: int) -> str:
-    """The name of a user of this host; empty if there is none."""
-    with suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return ""
-
-
-def find_group_name(gid: int) -> str:
-    """The name of a group of this host; empty if there is none."""
-    with suppress(KeyError):
-        return grp.getgrgid(gid).gr_name
-    return ""
 
 
 class LinkTarget(Struct, frozen=True):
@@ -123,6 +108,6 @@ def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
             return os.access(f"/proc/self/fd/{directory}", os.X_OK, effective_ids=True)
 
 
-def user_name(who: User) -> str:
-    """The user's name, for messages."""
-    return find_user_name(who.uid) or f"user {who.uid}"
+def user_name(uid: int) -> str:
+    """A user's name, for messages."""
+    return find_user_name(uid) or f"user {uid}"

@@ -1,4 +1,5 @@
-"""Find threads that wait in a system call which a freeze interrupts, and limits that CRIU would exceed in processes.
+"""Find threads that wait in a system call which a freeze interrupts, limits that CRIU would exceed in processes, and
+namespaces that belong to another user namespace than crckpt's: their owner controls them.
 
 Source: proc_pid_syscall(5); arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl. crckpt's preload library
 restarts such calls: crckpt/tracking/preload/restart.c.
@@ -6,6 +7,8 @@ restarts such calls: crckpt/tracking/preload/restart.c.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,7 +17,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host.proc import Descriptor, procfs
+from crckpt.host.opened import opened
+from crckpt.host.proc import Descriptor, Process, procfs
 from crckpt.host.proc.maps import count_maps
 from crckpt.host.proc.status import read_namespaces, read_status
 from crckpt.host.syscalls import kcmp
@@ -62,6 +66,8 @@ _NAMESPACES: Final = {"net": "network", "mnt": "mount", "uts": "UTS", "ipc": "IP
 _TIMEOUT: Final = {"futex": 3}
 # Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set.
 _FLAGS: Final = {"clock_nanosleep": 1}
+
+_NS_GET_USERNS: Final = 0xB701  # linux/nsfs.h
 
 LimitKind = Literal["descriptors", "addresses", "maps", "groups", "line", "signals"]
 
@@ -124,6 +130,50 @@ def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThrea
     return (OwnOfThread(pid, tid, what) for what, tid in first.items())
 
 
+class ForeignNamespace(Struct, frozen=True):
+    """A namespace of process `pid` that is another user namespace than ours (kind `user`), or belongs to one."""
+
+    pid: int
+    comm: str
+    kind: str
+
+
+def find_foreign_namespaces(processes: Iterable[Process], own: Process) -> Iterator[ForeignNamespace]:
+    """List each process in another user namespace, and each namespace that belongs to one, once.
+
+    Takes no time for our own namespaces. Skip a process that ends at the same time.
+    """
+    ours, belongs = dict(own.namespaces), dict[int, bool]()
+    for process in processes:
+        theirs = dict(process.namespaces)
+        if theirs.get("user") != ours.get("user"):
+            # One finding is enough, because the tree is refused. Without any namespace, the process has ended or we
+            # may not look.
+            if theirs:
+                yield ForeignNamespace(process.pid, process.comm, "user")
+            continue
+        for kind, inode in process.namespaces:
+            name = kind.removesuffix("_for_children")
+            if inode not in belongs and inode != ours.get(name):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    belongs[inode] = _owner(process.pid, kind) == ours["user"]
+                    if not belongs[inode]:
+                        yield ForeignNamespace(process.pid, process.comm, name)
+
+
+def _owner(pid: int, kind: str) -> int:
+    """Return the inode of the user namespace that owns this namespace of the process; 0 if it is beyond our reach."""
+    with opened(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)) as namespace:
+        try:
+            owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+        except PermissionError as error:
+            if error.errno == errno.EPERM:  # the owner is no descendant of our user namespace (ioctl_ns(2))
+                return 0
+            raise
+    with opened(owner):
+        return os.fstat(owner).st_ino
+
+
 def is_executed_from_memory(pid: int) -> bool:
     """Return whether the program of a process is a memory file (memfd_create(2), fexecve(3))."""
     with suppress(OSError):
@@ -177,9 +227,9 @@ class ReachedLimit(Struct, frozen=True):
 
 def find_reached_limits(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> Iterator[ReachedLimit]:
     """Find the limits of these processes; none of those that end at the same time."""
-    opened: dict[int, list[int]] = {}
+    numbers: dict[int, list[int]] = {}
     for found in descriptors:
-        opened.setdefault(found.pid, []).append(found.fd)
+        numbers.setdefault(found.pid, []).append(found.fd)
     most_maps = int(Path("/proc/sys/vm/max_map_count").read_text())
     for pid in pids:
         with suppress(OSError):
@@ -188,7 +238,7 @@ def find_reached_limits(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
             lines = procfs.lines(f"/proc/{pid}/limits")[1:]
             limits = {line[:26].strip(): (_read_limit(line[26:47]), _read_limit(line[47:68])) for line in lines}
             most, hard = limits["Max open files"]
-            used = sum(fd < most for fd in opened.get(pid, ()))
+            used = sum(fd < most for fd in numbers.get(pid, ()))
             if most - used < _FREE_DESCRIPTORS:
                 yield ReachedLimit(pid, "descriptors", used, most, hard)
             size = int(status.get("VmSize", "0").split()[0]) << 10

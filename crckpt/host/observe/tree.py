@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 from crckpt.host import proc
-from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.descriptors import LostOwner, find_lost_owners, find_unsaved_current
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
@@ -40,9 +39,11 @@ from crckpt.host.observe.sockets import (
     sockets_by_inode,
 )
 from crckpt.host.observe.tasks import (
+    ForeignNamespace,
     OwnOfThread,
     ReachedLimit,
     WaitingThread,
+    find_foreign_namespaces,
     find_long_mount,
     find_own_of_threads,
     find_reached_limits,

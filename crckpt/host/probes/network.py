@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 from crckpt.errors import HostCannot
-from crckpt.host.namespaces import network_locks
+from crckpt.host.network import packet_filter
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import raise_fence
 from crckpt.host.observe.sock_diag import ask_for_sockets
@@ -68,11 +68,11 @@ def tcp_repair() -> Outcome:
 def lock_by_nftables(of_criu: bool | None) -> Outcome:
     """Make CRIU's kind of lock in a new network namespace. `of_criu` is what `criu check` reports; None: not asked."""
     lost = "--tcp keep does not work: it cannot block the connections of a frozen tree"
-    tool = network_locks.find_nft()
+    tool = packet_filter.find_nft()
     if tool is None:
         left = "after a failed --tcp keep, connections may stay blocked"
         return limited("nft is not installed", left, "apt-get install nftables")
-    if not network_locks.can_filter():
+    if not packet_filter.can_filter():
         return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
     if refused := _try_in_new_network((tool, _TABLE), lost, "modprobe nf_tables"):
         return refused
@@ -95,10 +95,10 @@ def move_ip() -> Outcome:
     lost = "crckpt migrate --move-ip does not work"
     if run.find_program("ip") is None:
         return missing("ip is not installed", lost, "apt-get install iproute2")
-    tool = network_locks.find_nft()
+    tool = packet_filter.find_nft()
     if tool is None:
         return missing("nft is not installed", lost, "apt-get install nftables")
-    if not network_locks.can_filter():
+    if not packet_filter.can_filter():
         return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
     if refused := _enter_new_network(lost):
         return refused

@@ -27,8 +27,8 @@ from crckpt.host import machine
 from crckpt.host.disk import space
 from crckpt.host.disk.checked_files import regular_opened
 from crckpt.host.disk.digests import read_build_id, read_digest
+from crckpt.host.disk.path_trust import find_group_name, find_user_name
 from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
-from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.status import namespace
 from crckpt.host.process.signals import start_thread

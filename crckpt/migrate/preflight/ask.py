@@ -11,8 +11,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from crckpt.host import machine, proc
-from crckpt.host.disk.users import find_group_name, find_user_name
-from crckpt.host.network.packet_rules import read_packet_rules
+from crckpt.host.disk.path_trust import find_group_name, find_user_name
+from crckpt.host.network.packet_filter import read_packet_rules
 from crckpt.host.observe.sock_diag import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_watched_paths
 from crckpt.host.proc import Descriptor, Process, procfs

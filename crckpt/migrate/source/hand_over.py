@@ -15,8 +15,8 @@ from crckpt.causes import Finding
 from crckpt.errors import CrckptError, DumpFailed, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import regular_opened
-from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.late_packets import Capture
+from crckpt.host.network.packet_filter import find_removal
 from crckpt.host.proc.file_users import list_writable
 from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.process.signals import ignore_interrupts

@@ -21,8 +21,8 @@ from crckpt.errors import KEEPS_RUNNING, DumpFailed, HostCannot, IntegrityError,
 from crckpt.host.disk import placed_files, space
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.digests import read_digest
+from crckpt.host.disk.path_trust import find_group_name, find_user_name
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
-from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer.sent_files import AT_ONCE, IncomingFiles, SentFile, decode_files, send_contents
 from crckpt.migrate.wire import messages

@@ -23,7 +23,7 @@ from crckpt.errors import (
 )
 from crckpt.host import proc
 from crckpt.host.disk.log_excerpt import read_file_ends
-from crckpt.host.namespaces import network_locks
+from crckpt.host.network import packet_filter
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.model import RunId
 from crckpt.ops.context import Context
@@ -159,11 +159,11 @@ def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFa
     # CRIU's table lies in the network namespace of the tree.
     try:
         if its is None or its == own:
-            network_locks.lift_lock(name)
+            packet_filter.lift_lock(name)
         else:
-            with network_locks.find_network(its, tree.pids) as inside:
+            with packet_filter.find_network(its, tree.pids) as inside:
                 if inside is not None:
-                    network_locks.lift_lock(name, inside)
+                    packet_filter.lift_lock(name, inside)
     except CrckptError as failure:
         said = f"{error.what}; CRIU's lock of its connections is still there: {failure.message}"
         return error.reword(said, hint=failure.hint)

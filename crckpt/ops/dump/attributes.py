@@ -15,7 +15,7 @@ from crckpt.causes import Finding, cause
 from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
 from crckpt.host.attributes import descriptors, sockets, tasks
-from crckpt.host.network.packet_rules import PacketRules, read_packet_rules
+from crckpt.host.network.packet_filter import PacketRules, read_packet_rules
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs
 from crckpt.host.proc.status import read_status

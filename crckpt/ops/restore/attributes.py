@@ -22,7 +22,7 @@ from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
-from crckpt.host.network.packet_rules import read_packet_rules
+from crckpt.host.network.packet_filter import read_packet_rules
 from crckpt.host.proc import procfs
 from crckpt.host.process import cgroups
 from crckpt.host.process.cgroups import read_cgroups

@@ -33,7 +33,6 @@ from crckpt.host.disk.users import (
     User,
     find_refused_user,
     read_link_target,
-    read_user,
     user_name,
     users_of,
 )
@@ -194,7 +193,7 @@ class _Check:
             # First: the file system may give a new file the inode of the one that was there.
             if found is not None and owners is not None and found.owner not in trusted:
                 # It belongs to a user who had no power over the file that the tree had there.
-                values = {"path": used.file.path, "found": found.path, "user": user_name(read_user(found.owner))}
+                values = {"path": used.file.path, "found": found.path, "user": user_name(found.owner)}
                 yield cause("file-planted").finding(pid=process.pid, comm=process.comm, **values)
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
@@ -258,7 +257,7 @@ class _Check:
             # A file that cannot be examined is treated as one that they could not open.
             who = users[0]
         if who is not None:
-            names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
+            names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who.uid)}
             yield cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **names)
 
 

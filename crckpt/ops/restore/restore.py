@@ -31,7 +31,7 @@ from crckpt.host.disk.checked_files import open_for_appending
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.other_names import linked_again
 from crckpt.host.disk.rewind import restored_on_failure
-from crckpt.host.namespaces import network_locks
+from crckpt.host.network import packet_filter
 from crckpt.host.process import orphans
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminals import lower_numbers_held, terminal_of_shell
@@ -356,9 +356,9 @@ def _note_restored(attempt: RestoreAttempt) -> None:
     checkpoint = attempt.checkpoint
     # CRIU has made new network namespaces for the tree, and left its lock in the named ones. `crckpt rm` tries again.
     if checkpoint.stopped and checkpoint.run_id and checkpoint.options.network_lock == "nftables":
-        for place in network_locks.find_named_networks():
+        for place in packet_filter.find_named_networks():
             with suppress(HostCannot):
-                network_locks.lift_lock(checkpoint.run_id, place)
+                packet_filter.lift_lock(checkpoint.run_id, place)
     # A program that was moved to another host runs here again.
     if attempt.request.despite_move:
         forget_move(attempt.repository, checkpoint)

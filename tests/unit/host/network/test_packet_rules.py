@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from control_groups import make_group
 
-from crckpt.host.network.packet_rules import read_packet_rules
+from crckpt.host.network.packet_filter import read_packet_rules
 from crckpt.host.process.cgroups import group_directory
 
 pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft")

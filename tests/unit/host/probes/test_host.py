@@ -17,7 +17,7 @@ from own_process import children, descriptors
 
 from crckpt.criu.cache import candidates
 from crckpt.host.namespaces import memory_limit
-from crckpt.host.probes.host import ProbeRequest, probe_host
+from crckpt.host.probes import ProbeRequest, probe_host
 from crckpt.host.probes.trial import Fact, fork, wait_for_status
 from crckpt.host.process import run
 from crckpt.host.syscalls import own_process
@@ -66,7 +66,7 @@ def namespaces() -> frozenset[str]:
 def inside(words: list[str], script: str) -> list[str]:
     """Lines that a script prints about `checks`, started by other words."""
     program = (
-        "import sys; from pathlib import Path; from crckpt.host.probes.host import ProbeRequest, probe_host\n"
+        "import sys; from pathlib import Path; from crckpt.host.probes import ProbeRequest, probe_host\n"
         "checks = {fact.key: fact for fact in probe_host(ProbeRequest(Path('/')))}\n" + script
     )
     result = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)

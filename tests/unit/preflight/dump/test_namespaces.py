@@ -15,7 +15,7 @@ from dump_plans import (
 from msgspec.structs import replace
 from observations import NAMESPACES, PLAIN, ROOT
 
-from crckpt.host.namespaces.foreign import ForeignNamespace
+from crckpt.host.observe.tasks import ForeignNamespace
 from crckpt.host.proc import Tree
 from crckpt.preflight.dump.checks import UNCONDITIONAL
 

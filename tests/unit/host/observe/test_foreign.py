@@ -11,7 +11,7 @@ import pytest
 from small_programs import read
 
 from crckpt.host import proc
-from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
+from crckpt.host.observe.tasks import ForeignNamespace, find_foreign_namespaces
 
 
 @contextmanager
