@@ -18,11 +18,7 @@ from crckpt.model import Host
 
 # Of a shell for a program that it cannot execute or find, and of the loader for a library. Source: execve(2), ld.so.
 _NOT_STARTED: Final = (126, 127)
-_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")  # since Linux 4.14
-_CLOCKS = Path("/proc/self/ns/time")
-_PID_MAX = Path("/proc/sys/kernel/pid_max")
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
-_SELINUX = Path("/sys/fs/selinux/enforce")
 
 # Enough bytes for the kernel's description of one CPU.
 _ONE_CPU = 16384
@@ -77,19 +73,19 @@ def has_family(family: int) -> bool:
 
 def has_seccomp_filters() -> bool:
     """Return whether programs can have seccomp filters (CONFIG_SECCOMP_FILTER)."""
-    return _SECCOMP.exists()
+    return Path("/proc/sys/kernel/seccomp/actions_avail").exists()  # since Linux 4.14
 
 
 def has_clocks() -> bool:
     """Return whether monotonic clocks can be set for a tree (time namespaces, CONFIG_TIME_NS)."""
-    return _CLOCKS.exists()
+    return Path("/proc/self/ns/time").exists()
 
 
 def has_security_module(name: str) -> bool:
     """Return whether `apparmor` or `selinux` is active."""
     if name == "apparmor":
         return _APPARMOR.exists() and _APPARMOR.read_text().strip() == "Y"
-    return _SELINUX.exists()
+    return Path("/sys/fs/selinux/enforce").exists()
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -111,4 +107,4 @@ def arch() -> str:
 
 def pid_limit() -> int:
     """The limit below which all PIDs are."""
-    return int(_PID_MAX.read_text())
+    return int(Path("/proc/sys/kernel/pid_max").read_text())

@@ -14,7 +14,7 @@ from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
 from crckpt.errors import HostCannot, error_text
-from crckpt.host.probes import ProbeRequest, probe_host
+from crckpt.host.probes import probe_host
 from crckpt.host.probes.setup import has_gpu
 from crckpt.host.probes.trial import Fact, Outcome, fact
 from crckpt.host.process import run
@@ -111,8 +111,7 @@ def _facts(context: Context) -> tuple[Fact, ...]:
     criu, found = _criu(context)
     named = found.criu.path if found and found.criu else _first_candidate(context)
     locks = found.criu.locks_by_nftables if found and found.criu else None
-    subject = ProbeRequest(context.store, context.staging, named, locks)
-    probed = tuple(probe_host(subject))
+    probed = tuple(probe_host(context.store, context.staging, named, locks))
     fix = "" if any(each.key in _OF_TRACKER and each.state == "ok" for each in probed) else _ANY_TRACKER
     return (fact("criu", criu), fact("tracker", _tracker(criu, found, fix)), *probed)
 

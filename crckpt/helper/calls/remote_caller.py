@@ -242,7 +242,7 @@ def _without_tracer(order: Order) -> Iterator[None]:
     if not tracer or not order.is_lent:
         yield
         return
-    tid = status.tid_seen_by(tracer, order.pid, order.tid)
+    tid = status.inner_tid(order.pid, order.tid, tracer)
     with ptrace.stopped(tracer) as holder:
         _raise_if_failed(holder.system_call(_PTRACE, _INTERRUPT, tid, 0, 0))
         # It stops at once: no signal can stop it otherwise.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event
 from typing import Final
 
@@ -35,12 +36,9 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
             with suppress(OSError):
                 # The kernel names a connection by the minor number of its device. An idle connection owes no answer:
                 # leave it alone.
-                one = f"{os.minor(mount.device)}"
-                with opened(os.open(f"{one}/waiting", os.O_RDONLY | os.O_CLOEXEC, dir_fd=connections)) as file:
-                    is_waiting = int(os.read(file, 64)) > 0
-                if is_waiting:
-                    with opened(os.open(f"{one}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)) as file:
-                        os.write(file, b"1")
+                connection = Path(f"/proc/self/fd/{connections}/{os.minor(mount.device)}")
+                if int((connection / "waiting").read_text()) > 0:
+                    (connection / "abort").write_text("1")
                     done.append(mount.path)
     return tuple(done)
 

@@ -177,16 +177,3 @@ def find_group_name(gid: int) -> str:
     with suppress(KeyError):
         return grp.getgrgid(gid).gr_name
     return ""
-
-
-class PathChangers:
-    """Finds who besides root can change what paths lead to; reads each directory once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Changers] = {}
-
-    def __call__(self, path: str) -> Changers:
-        above = path.rpartition("/")[0] or "/"
-        if above not in self._known:
-            self._known[above] = find_changers(Path(above))
-        return self._known[above]

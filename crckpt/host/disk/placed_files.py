@@ -10,9 +10,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
@@ -44,25 +44,19 @@ class Ownership(Struct, frozen=True):
         os.fchmod(descriptor, stat.S_IMODE(self.mode))
 
 
-class Placement:
-    """New files and directories, for a block: if that fails, they are removed again."""
+class Placement(ExitStack):
+    """New files and directories, for a block: if that fails, they are removed again. It closes all descriptors."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._made: list[tuple[int, str, tuple[int, int]]] = []
         self._temporary: list[tuple[int, str]] = []
-        self._open: list[int] = []
 
-    def __enter__(self) -> Self:
-        """Place nothing yet."""
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: Any) -> None:
         """Undo it after an error, and close all descriptors."""
         if error is not None:
             self.undo()
-        for descriptor in self._open:
-            os.close(descriptor)
-        self._open.clear()
+        super().__exit__(kind, error, *where)
 
     def undo(self) -> None:
         """Remove what was made, the last first; leave alone what another program has put in its place."""
@@ -90,7 +84,7 @@ class Placement:
         if parts[:1] and parts[0] in _FORBIDDEN:
             raise PreflightRefused(f"{path} is made by the kernel", hint="leave out --send-files")
         here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._open.append(here)
+        self.callback(os.close, here)
         entries = [PathEntry(Path("/"), os.fstat(here))]
         for number, (name, owner) in enumerate(zip(parts, owners, strict=True), 1):
             place = Path("/", *parts[:number])
@@ -99,7 +93,7 @@ class Placement:
             except FileNotFoundError:
                 _check_trust(entries, user, place)
                 here = self._make_directory(here, name, owner)
-            self._open.append(here)
+            self.callback(os.close, here)
             entries.append(PathEntry(place, os.fstat(here)))
             if not stat.S_ISDIR(entries[-1].status.st_mode):
                 raise PreflightRefused(

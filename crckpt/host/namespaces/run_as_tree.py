@@ -8,11 +8,8 @@ module loads all that it needs outside, gives up its rights, and only then execu
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.process import run
+from crckpt.host.process.job_control import end_by_signal
 from crckpt.host.syscalls.own_process import SET_NO_NEW_PRIVS, drop_capability, prctl, set_capabilities, setns
 from crckpt.images.core import Rights
 
@@ -64,10 +62,7 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status < 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the command dumps core
-            with suppress(OSError):  # SIGKILL has no handler
-                signal.signal(-status, signal.SIG_DFL)
-            os.kill(os.getpid(), -status)
+            end_by_signal(-status)
         return status
     try:
         os.execvpe(command[0], command, run.ENVIRONMENT)  # noqa: S606

@@ -36,13 +36,6 @@ class LostEpoll(Struct, frozen=True):
     builder: int = 0
 
 
-class EpollSurvey(NamedTuple):
-    """The epolls that CRIU cannot make again, and those of which that is not known."""
-
-    lost: tuple[LostEpoll, ...] = ()
-    unexamined: tuple[Descriptor, ...] = ()
-
-
 class _LateError(Exception):
     """The time for comparisons is over."""
 
@@ -71,9 +64,12 @@ class _Epoll(NamedTuple):
         return is_watched(self.first.pid, self.first.fd, watched.fd, watched.at, fd)
 
 
-def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, int]) -> EpollSurvey:
-    """Find them in a tree's descriptors, in the order of its processes. `numbers`: the PIDs that a restore gives.
+def find_lost_epolls(
+    descriptors: tuple[Descriptor, ...], numbers: Mapping[int, int]
+) -> tuple[tuple[LostEpoll, ...], tuple[Descriptor, ...]]:
+    """Find them in a tree's descriptors, in the order of its processes, and those of which that is not known.
 
+    `numbers`: the PIDs that a restore gives.
     Takes a second or two at most: the more an epoll watches, the longer the kernel takes for each file.
     """
     end = time.monotonic() + _COMPARES_FOR_S
@@ -90,7 +86,7 @@ def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, 
     try:
         groups = group_same(epolls, order) if len({each.pid for each in epolls}) > 1 else [[each] for each in epolls]
     except _LateError:
-        return EpollSurvey((), tuple(epolls))
+        return (), tuple(epolls)
     for same in groups:
         builder = min((each.pid for each in same), key=lambda pid: numbers.get(pid, pid))
         epoll = _Epoll(same[0], builder, end)
@@ -108,7 +104,7 @@ def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, 
                 lost.extend(() if found is None else (found,))
         except _LateError:
             unexamined.append(epoll.first)
-    return EpollSurvey(tuple(lost), tuple(unexamined))
+    return tuple(lost), tuple(unexamined)
 
 
 def _is_kept(epoll: _Epoll, watched: _Watched, by_number: Mapping[tuple[int, int], Descriptor]) -> bool:

@@ -93,14 +93,18 @@ class WaitingThread(Struct, frozen=True):
     call: str
 
 
-def find_waiting_threads(pid: int, threads: Iterable[int]) -> Iterator[WaitingThread]:
-    """The threads of a process whose call returns EINTR after a dump by CRIU alone."""
-    for tid in threads:
+def find_waiting_threads(processes: Iterable[Process]) -> Iterator[WaitingThread]:
+    """The threads of these processes whose call returns EINTR after a dump by CRIU alone."""
+    for pid, tid in ((process.pid, tid) for process in processes for tid in process.threads):
         # The thread has ended, we may not look, or the kernel has no such file (CONFIG_HAVE_ARCH_TRACEHOOK).
         with suppress(OSError):
             call, is_compat = parse_call(procfs.text(f"/proc/{pid}/task/{tid}/syscall"))
-            if call == RESTARTED:
-                call = parse_restarted_call(procfs.text(f"/proc/{pid}/task/{tid}/stack"), is_compat=is_compat)
+            # As the preload library finds the call that restart_syscall(2) continues (restart.c).
+            stack = procfs.text(f"/proc/{pid}/task/{tid}/stack") if call == RESTARTED else ""
+            if "poll" in stack:
+                call = "poll"
+            elif stack and not is_compat:
+                call = "futex" if "futex" in stack else "nanosleep"
             if call:
                 yield WaitingThread(pid, tid, call)
 
@@ -113,21 +117,22 @@ class OwnOfThread(Struct, frozen=True):
     what: str
 
 
-def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThread]:
+def find_own_of_threads(processes: Iterable[Process]) -> Iterator[OwnOfThread]:
     """Find threads with their own descriptors or namespaces (unshare(2), setns(2)), one of each kind in a process."""
-    ours = dict(read_namespaces(pid))
-    first: dict[str, int] = {}
-    for tid in threads:
-        theirs = dict(read_namespaces(tid))
-        # A thread that has ended has none of all that.
-        if tid == pid or not ours or not theirs:
-            continue
-        if kcmp.compare(tid, pid, kcmp.FILES):
-            first.setdefault("table of descriptors", tid)
-        for kind, inode in theirs.items():
-            if kind in _NAMESPACES and ours.get(kind, inode) != inode:
-                first.setdefault(f"{_NAMESPACES[kind]} namespace", tid)
-    return (OwnOfThread(pid, tid, what) for what, tid in first.items())
+    for process in processes:
+        first: dict[str, int] = {}
+        ours = dict(read_namespaces(process.pid)) if len(process.threads) > 1 else {}
+        for tid in process.threads if ours else ():
+            theirs = dict(read_namespaces(tid))
+            # A thread that has ended has none of all that.
+            if tid == process.pid or not theirs:
+                continue
+            if kcmp.compare(tid, process.pid, kcmp.FILES):
+                first.setdefault("table of descriptors", tid)
+            for kind, inode in theirs.items():
+                if kind in _NAMESPACES and ours.get(kind, inode) != inode:
+                    first.setdefault(f"{_NAMESPACES[kind]} namespace", tid)
+        yield from (OwnOfThread(process.pid, tid, what) for what, tid in first.items())
 
 
 class ForeignNamespace(Struct, frozen=True):
@@ -188,15 +193,6 @@ def has_wall_clock_timer(pid: int) -> bool:
     return False
 
 
-def parse_restarted_call(stack: str, *, is_compat: bool) -> str:
-    """The call that restart_syscall(2) continues, as the preload library finds it (restart.c)."""
-    if "poll" in stack:
-        return "poll"
-    if is_compat or not stack:
-        return RESTARTED
-    return "futex" if "futex" in stack else "nanosleep"
-
-
 def parse_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]:
     """The name of such a call in a line of /proc/PID/task/TID/syscall, empty if it is another; whether it is 32-bit."""
     number, *words = said.split()
@@ -253,14 +249,11 @@ def find_reached_limits(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
                 yield ReachedLimit(pid, "groups", len(groups.split()), _MOST_GROUPS)
             # The limit was lowered since they were queued: a restore cannot queue them again (rt_sigqueueinfo(2)).
             queued, _, most_queued = status.get("SigQ", "0/0").partition("/")
-            if int(queued) > int(most_queued) and _has_real_time_signals(pid):
-                yield ReachedLimit(pid, "signals", int(queued), int(most_queued))
-
-
-def _has_real_time_signals(pid: int) -> bool:
-    """Return whether a real-time signal waits for a process or one of its threads. Raises OSError."""
-    masks = (read_status(pid, tid) for tid in procfs.threads(pid))
-    return any(int(status[mask], 16) & _REAL_TIME for status in masks for mask in ("SigPnd", "ShdPnd"))
+            if int(queued) > int(most_queued):
+                of_threads = [read_status(pid, tid) for tid in procfs.threads(pid)]
+                masks = (int(each[mask], 16) for each in of_threads for mask in ("SigPnd", "ShdPnd"))
+                if any(mask & _REAL_TIME for mask in masks):
+                    yield ReachedLimit(pid, "signals", int(queued), int(most_queued))
 
 
 def find_long_mount(pid: int) -> Iterator[ReachedLimit]:

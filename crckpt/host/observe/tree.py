@@ -13,44 +13,12 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 from crckpt.host import proc
+from crckpt.host.observe import files, tasks
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.descriptors import LostOwner, find_lost_owners, find_unsaved_current
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
-from crckpt.host.observe.files import (
-    HeldKernelFile,
-    RemovedFile,
-    UnreachableFile,
-    find_kernel_files,
-    find_removed_with_attributes,
-    find_unlinked_files,
-    find_unreachable_files,
-    find_volatile_files,
-)
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
-from crckpt.host.observe.sockets import (
-    OutsideEnd,
-    WeakSocket,
-    find_descriptors_in_flight,
-    find_names,
-    find_outside_ends,
-    find_weak_sockets,
-    read_descriptors,
-    sockets_by_inode,
-)
-from crckpt.host.observe.tasks import (
-    ForeignNamespace,
-    OwnOfThread,
-    ReachedLimit,
-    WaitingThread,
-    find_foreign_namespaces,
-    find_long_mount,
-    find_own_of_threads,
-    find_reached_limits,
-    find_waiting_threads,
-    has_wall_clock_timer,
-    is_executed_from_memory,
-)
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps
 from crckpt.host.proc.task_states import TaskStates, read_task_states
@@ -135,11 +103,11 @@ class Observed(Struct, frozen=True):
     own_namespaces: tuple[tuple[str, int], ...]
     own_capabilities: frozenset[int]
     memory: int
-    outside_ends: tuple[OutsideEnd, ...] = ()
+    outside_ends: tuple[observed_sockets.OutsideEnd, ...] = ()
     sockets: tuple[SocketKind, ...] = ()
     unread: tuple[Unread, ...] = ()
     unsavable_maps: tuple[UnsavableMap, ...] = ()
-    unreachable_files: tuple[UnreachableFile, ...] = ()
+    unreachable_files: tuple[files.UnreachableFile, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
     lost_epolls: tuple[LostEpoll, ...] = ()
     unexamined_epolls: tuple[proc.Descriptor, ...] = ()
@@ -147,24 +115,24 @@ class Observed(Struct, frozen=True):
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
     frozen: tuple[tuple[int, cgroups.FrozenGroup], ...] = ()
-    foreign_namespaces: tuple[ForeignNamespace, ...] = ()
+    foreign_namespaces: tuple[tasks.ForeignNamespace, ...] = ()
     closed_pipes: frozenset[int] = frozenset()
     transient: Transient = Transient()
-    waits: tuple[WaitingThread, ...] = ()
-    weak_sockets: tuple[WeakSocket, ...] = ()
-    kernel_files: tuple[HeldKernelFile, ...] = ()
+    waits: tuple[tasks.WaitingThread, ...] = ()
+    weak_sockets: tuple[observed_sockets.WeakSocket, ...] = ()
+    kernel_files: tuple[files.HeldKernelFile, ...] = ()
     in_flight: tuple[proc.Descriptor, ...] = ()
     states: TaskStates = TaskStates()
     volatile_files: tuple[str, ...] = ()
     unlinked: tuple[str, ...] = ()
-    reached_limits: tuple[ReachedLimit, ...] = ()
+    reached_limits: tuple[tasks.ReachedLimit, ...] = ()
     in_common: tuple[InCommon, ...] = ()
     unsaved_current: tuple[proc.Descriptor, ...] = ()
-    own_of_threads: tuple[OwnOfThread, ...] = ()
+    own_of_threads: tuple[tasks.OwnOfThread, ...] = ()
     wall_clock_timers: frozenset[int] = frozenset()
     executed_from_memory: frozenset[int] = frozenset()
     lost_owners: tuple[LostOwner, ...] = ()
-    removed_files: tuple[RemovedFile, ...] = ()
+    removed_files: tuple[files.RemovedFile, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -209,16 +177,17 @@ def leave_out_ended(observed: Observed) -> Observed:
 
 def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Observed:
     tree = proc.read_tree(root)
-    descriptors = read_descriptors(tree)
+    descriptors = observed_sockets.read_descriptors(tree)
     # Takes the kernel a millisecond for each 128 MiB.
     measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
     inodes = {(found.pid, found.fd): found.socket_inode for found in descriptors if found.socket_inode}
-    first = sockets_by_inode(descriptors).values()
+    first = observed_sockets.sockets_by_inode(descriptors).values()
     sockets = tuple(kind for found in first for kind in read_socket_kinds(found.pid, (found.fd,)))
     # A POSIX lock belongs to a process, all others to an open file, which may be shared.
     locked = [found for found in descriptors if _LOCKED.search(found.info)]
-    kernel_files = tuple(find_kernel_files(descriptors))
-    epolls = find_lost_epolls(descriptors, {process.pid: process.ns_pids[-1] for process in tree.processes})
+    kernel_files = tuple(files.find_kernel_files(descriptors))
+    numbers = {process.pid: process.ns_pids[-1] for process in tree.processes}
+    lost_epolls, unexamined_epolls = find_lost_epolls(descriptors, numbers)
     transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
@@ -226,7 +195,9 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
     # In another mount namespace a name leads elsewhere, so such files are not checked.
     reached = tuple(found for found in descriptors if found.pid in here)
-    in_flight = find_descriptors_in_flight(descriptors)
+    in_flight = observed_sockets.find_descriptors_in_flight(descriptors)
+    names = observed_sockets.find_names(descriptors) if with_sockets else ()
+    users = {process.pid: process.uids[1] for process in tree.processes}
     return Observed(
         tree=tree,
         descriptors=descriptors,
@@ -236,21 +207,21 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
         # sock_diag lists the sockets of our own network namespace.
-        outside_ends=find_outside_ends(root, descriptors)
+        outside_ends=observed_sockets.find_outside_ends(root, descriptors)
         if with_sockets and _is_same_namespace(root, own, "net")
         else (),
         sockets=sockets,
         unread=tuple(_find_unread(descriptors, sockets)),
         unsavable_maps=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
         unreachable_files=(
-            *find_unreachable_files(sorted(here), reached),
+            *files.find_unreachable_files(sorted(here), reached),
             *_find_unreachable_inside(tree, own, descriptors),
         ),
-        volatile_files=find_volatile_files(sorted(here), reached, find_names(descriptors) if with_sockets else ()),
-        unlinked=find_unlinked_files(sorted(here), reached),
+        volatile_files=files.find_volatile_files(sorted(here), reached, names),
+        unlinked=files.find_unlinked_files(sorted(here), reached),
         lost_watches=find_lost_watches(reached),
-        lost_epolls=epolls.lost,
-        unexamined_epolls=epolls.unexamined,
+        lost_epolls=lost_epolls,
+        unexamined_epolls=unexamined_epolls,
         shared_locks=tuple(
             SharedLock(found.pid, found.fd, found.target, other)
             for found, other in kcmp.find_sharers(locked, frozenset(tree.pids))
@@ -263,33 +234,24 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         ),
         strangers=frozenset(_find_strangers(tree, descriptors)),
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),
-        foreign_namespaces=tuple(find_foreign_namespaces(tree.processes, own)),
+        foreign_namespaces=tuple(tasks.find_foreign_namespaces(tree.processes, own)),
         closed_pipes=find_closed_pipes(descriptors),
         # The second observation comes last, as long after the first as possible: a busy server often has a connection
         # that waits for a moment.
         transient=transient.intersect(_read_transient(tree, _read_again(sockets)))
         if transient != Transient()
         else transient,
-        waits=tuple(
-            found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
-        ),
-        own_of_threads=tuple(
-            found
-            for process in tree.processes
-            if len(process.threads) > 1
-            for found in find_own_of_threads(process.pid, process.threads)
-        ),
-        executed_from_memory=frozenset(pid for pid in tree.pids if is_executed_from_memory(pid)),
-        wall_clock_timers=frozenset(pid for pid in tree.pids if has_wall_clock_timer(pid)),
-        weak_sockets=tuple(
-            find_weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
-        ),
+        waits=tuple(tasks.find_waiting_threads(tree.processes)),
+        own_of_threads=tuple(tasks.find_own_of_threads(tree.processes)),
+        executed_from_memory=frozenset(pid for pid in tree.pids if tasks.is_executed_from_memory(pid)),
+        wall_clock_timers=frozenset(pid for pid in tree.pids if tasks.has_wall_clock_timer(pid)),
+        weak_sockets=tuple(observed_sockets.find_weak_sockets(sockets, inodes, users)),
         kernel_files=kernel_files,
         in_flight=in_flight,
         states=read_task_states(tree.root.pid) if kernel_files or in_flight else TaskStates(),
-        reached_limits=(*find_reached_limits(tree.pids, descriptors), *find_long_mount(root.pid)),
+        reached_limits=(*tasks.find_reached_limits(tree.pids, descriptors), *tasks.find_long_mount(root.pid)),
         in_common=tuple(_find_in_common(tree)),
-        removed_files=tuple(find_removed_with_attributes(descriptors)),
+        removed_files=tuple(files.find_removed_with_attributes(descriptors)),
         lost_owners=find_lost_owners(tree, descriptors),
         unsaved_current=find_unsaved_current(tree.processes, descriptors),
         memory=measured(),
@@ -309,14 +271,14 @@ def _find_in_common(tree: proc.Tree) -> Iterator[InCommon]:
 
 def _find_unreachable_inside(
     tree: proc.Tree, own: proc.Process, descriptors: tuple[proc.Descriptor, ...]
-) -> tuple[UnreachableFile, ...]:
+) -> tuple[files.UnreachableFile, ...]:
     """Find unreachable files of a tree with its own mounts: CRIU enters the mount namespace of the root."""
     root = tree.root
     inside = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, root, "mnt"))
     with suppress(OSError):
         # In another root directory, the names that we read lead elsewhere.
         if not _is_same_namespace(root, own, "mnt") and str(Path(f"/proc/{root.pid}/root").readlink()) == "/":
-            return find_unreachable_files(
+            return files.find_unreachable_files(
                 sorted(inside), (each for each in descriptors if each.pid in inside), root.pid
             )
     return ()

@@ -10,8 +10,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -113,7 +112,8 @@ def find_renamed(held: socket.socket) -> RenamedSocket | None:
 def rename_again(held: socket.socket, new: str) -> None:
     """Give the file of a bound socket a new name in its directory, in the place of a socket that nobody uses.
 
-    Raises OSError. The directory may be that of another user, who can exchange each file in it at any moment.
+    Raises OSError, FileExistsError if anything else is there. The directory may be that of another user, who can
+    exchange each file in it at any moment.
     """
     if "/" in new or new in ("", ".", ".."):
         raise ValueError("it is no file name")
@@ -124,10 +124,16 @@ def rename_again(held: socket.socket, new: str) -> None:
             try:
                 rename_within(directory, path.name, new, RENAME_NOREPLACE)
             except FileExistsError:
-                with _left_socket(new, directory, os.fstat(file)) as left:
+                # While it is open, no other file gets its inode.
+                with opened(os.open(new, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as left:
+                    found = os.fstat(left)
+                    # In a directory like /tmp another user may have a file of that name.
+                    is_owners = found.st_uid == os.fstat(file).st_uid
+                    if not stat.S_ISSOCK(found.st_mode) or not is_owners or is_bound(left):
+                        raise FileExistsError(0, f"another file has the name {new}") from None
                     rename_within(directory, path.name, new, RENAME_EXCHANGE)
                     try:
-                        _refuse_other(path.name, directory, left)
+                        _refuse_other(path.name, directory, found)
                     except OSError:
                         rename_within(directory, path.name, new, RENAME_EXCHANGE)
                         raise
@@ -137,18 +143,6 @@ def rename_again(held: socket.socket, new: str) -> None:
 def _refuse_other(name: str, directory: int, wanted: os.stat_result) -> None:
     if not os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), wanted):
         raise FileNotFoundError(errno.ENOENT, "somebody has replaced it", name)
-
-
-@contextmanager
-def _left_socket(name: str, directory: int, ours: os.stat_result) -> Iterator[os.stat_result]:
-    """The status of the socket `name`, which nobody uses. Raises FileExistsError if it is anything else."""
-    # While it is open, no other file gets its inode.
-    with opened(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as file:
-        found = os.fstat(file)
-        # In a directory like /tmp another user may have a file of that name.
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != ours.st_uid or is_bound(file):
-            raise FileExistsError(0, f"another file has the name {name}")
-        yield found
 
 
 def _is(path: Path, found: os.stat_result) -> bool:

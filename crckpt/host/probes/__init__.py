@@ -10,27 +10,19 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from msgspec import Struct
-
 from crckpt.host.probes import network, setup, tasks
 from crckpt.host.probes.trial import Fact, Outcome, fact, ok, probe_in_child
 
 
-class ProbeRequest(Struct, frozen=True):
-    """The things to probe besides the kernel. `locks_by_nftables` is what `criu check` reports; None if it was not
-    asked.
+def probe_host(
+    store: Path, staging: Path | None = None, criu: Path | None = None, locks_by_nftables: bool | None = None
+) -> Iterator[Fact]:
+    """Run all probes, one after the other. They leave nothing behind, and also run without root.
+
+    `locks_by_nftables` is what `criu check` reports; None if it was not asked.
     """
-
-    store: Path
-    staging: Path | None = None
-    criu: Path | None = None
-    locks_by_nftables: bool | None = None
-
-
-def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
-    """Run all probes, one after the other. They leave nothing behind, and also run without root."""
     probes: dict[str, Callable[[], Outcome]] = {
-        "criu_plugins": lambda: setup.criu_plugins(subject.criu),
+        "criu_plugins": lambda: setup.criu_plugins(criu),
         # The other facts say what it can do.
         "kernel": lambda: ok(f"{platform.release()} on {platform.machine()}"),
         "checkpoint_restore": tasks.checkpoint_restore,
@@ -44,19 +36,19 @@ def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
         "pagemap_scan": tasks.pagemap_scan,
         "lazy_pages": tasks.lazy_pages,
         "tcp_repair": network.tcp_repair,
-        "lock_nftables": lambda: network.lock_by_nftables(subject.locks_by_nftables),
+        "lock_nftables": lambda: network.lock_by_nftables(locks_by_nftables),
         "lock_iptables": network.lock_by_iptables,
         "lock_skip": lambda: ok("CRIU alone can dump without blocking connections; their peers may then reset them"),
         "move_ip": network.move_ip,
         "socket_diagnostics": network.socket_diagnostics,
         "tun": network.tun,
         "capabilities": setup.capabilities,
-        "rootless": lambda: setup.rootless(subject.criu),
+        "rootless": lambda: setup.rootless(criu),
         "security_modules": setup.security_modules,
         "cgroups": setup.cgroups,
         "run_directory": setup.run_directory,
-        "store": lambda: setup.store(subject.store),
-        "staging": lambda: setup.staging(subject.staging, subject.store),
+        "store": lambda: setup.store(store),
+        "staging": lambda: setup.staging(staging, store),
         "util_linux": setup.util_linux,
         "systemd": setup.systemd,
         "ssh": setup.ssh,

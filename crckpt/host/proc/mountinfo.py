@@ -57,8 +57,5 @@ def read_mounts_of(pid: int | str) -> Iterator[Mount]:
         device = os.makedev(*map(int, fields[2].split(b":")))
         # The kernel writes space, tab, line feed and backslash as `\040` ...: other bytes stand as they are.
         path = os.fsdecode(fields[4].decode("unicode_escape").encode("latin-1"))
-        yield Mount(int(fields[0]), device, path, kind.decode(), _words(fields[5]), _words(of_all))
-
-
-def _words(field: bytes) -> frozenset[str]:
-    return frozenset(os.fsdecode(field).split(","))
+        own, shared = (frozenset(os.fsdecode(options).split(",")) for options in (fields[5], of_all))
+        yield Mount(int(fields[0]), device, path, kind.decode(), own, shared)

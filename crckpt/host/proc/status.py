@@ -115,14 +115,9 @@ def tracer(pid: int, tid: int) -> int:
     return int(read_status(pid, tid).get("TracerPid", "0"))
 
 
-def inner_tid(pid: int, tid: int) -> int:
-    """The number of a thread in its own PID namespace. Raises OSError."""
-    return int(read_status(pid, tid)["NSpid"].split()[-1])
-
-
-def tid_seen_by(observer: int, pid: int, tid: int) -> int:
-    """The number of a thread as a process in the same PID namespace, or an outer one, sees it. Raises OSError."""
-    depth = len(read_status(observer, observer)["NSpid"].split())
+def inner_tid(pid: int, tid: int, observer: int | None = None) -> int:
+    """The number of a thread in its own PID namespace, or the outer one of the process `observer`. Raises OSError."""
+    depth = len(read_status(observer, observer)["NSpid"].split()) if observer else 0
     return int(read_status(pid, tid)["NSpid"].split()[depth - 1])
 
 

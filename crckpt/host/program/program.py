@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Sequence
@@ -74,18 +75,14 @@ class Program(Struct, frozen=True):
     @property
     def title(self) -> str:
         """The program in a sentence: the path of its script or executable, or what it is started with."""
-        shown = self._title
+        shown = self.executable or self.called or "an unknown program"
+        if self.script and self.script.startswith(MODULE):
+            shown = f"{self.called} {self.script}"
+        elif self.script:
+            # Code may be long, and contain secrets.
+            shown = f"{self.called} -c ..." if self.script.startswith(CODE) else self.script.removeprefix(CLASS)
         # A command line may have words of any length.
         return shown if len(shown) <= _LONGEST_TITLE else f"{shown[:_LONGEST_TITLE]}..."
-
-    @property
-    def _title(self) -> str:
-        if self.script:
-            if self.script.startswith(MODULE):
-                return f"{self.called} {self.script}"
-            # Code may be long, and contain secrets.
-            return f"{self.called} -c ..." if self.script.startswith(CODE) else self.script.removeprefix(CLASS)
-        return self.executable or self.called or "an unknown program"
 
     @property
     def _wanted_name(self) -> str:
@@ -97,7 +94,9 @@ class Program(Struct, frozen=True):
             return script.removeprefix(MODULE)
         if script.startswith(CLASS):
             return re.split(r"[./$]", script)[-1]
-        return "" if script.startswith(CODE) else _name_script(script)
+        name = "" if script.startswith(CODE) else _SCRIPT_ENDINGS.sub("", posixpath.basename(_drop_version(script)))
+        above = reversed(posixpath.dirname(script).split("/")) if name in _GENERIC else ()
+        return next((part for part in above if part not in _GENERIC_DIRECTORIES), "") or name
 
 
 def identify(executable: str, words: Sequence[str], directory: str = "", *, comm: str = "", unit: str = "") -> Program:
@@ -122,7 +121,7 @@ def identify(executable: str, words: Sequence[str], directory: str = "", *, comm
         # A program that gives itself a title makes it one word: "redis-server *:6379".
         titled = posixpath.basename(words[0].partition(" ")[0]) if words else ""
         names = (started_as,) if is_many_named else (started_as, titled)
-        honest = (each for each in names if is_many_named or _encode(comm) == _encode(each)[:_COMM_BYTES])
+        honest = (each for each in names if is_many_named or os.fsencode(comm) == os.fsencode(each)[:_COMM_BYTES])
         called = next(honest, "") or own
         return Program(executable, called, started_as if own in _MANY_NAMED else "", unit)
     if find_family(started_as) == family:
@@ -146,15 +145,7 @@ def is_same_program(one: Program, other: Program) -> bool:
         return not (one.script and other.script) or _is_same_path(one.script, other.script)
     if one.script is None or other.script is None:
         return one.family == other.family
-    return _is_same_path(_key(one), _key(other))
-
-
-def _encode(name: str) -> bytes:
-    return name.encode(errors="surrogateescape")
-
-
-def _key(program: Program) -> str:
-    return program.script or program.family or program.executable
+    return _is_same_path(*(each.script or each.family or each.executable for each in (one, other)))
 
 
 def _is_same_path(one: str, other: str) -> bool:
@@ -192,14 +183,6 @@ def _drop_version(path: str) -> str:
     directory, slash, name = path.rpartition("/")
     # No file has a longer name, but a command line may: the pattern takes time that grows with its square.
     return path if len(name) > _LONGEST_FILE_NAME else f"{directory}{slash}{_VERSION.sub('', name)}"
-
-
-def _name_script(path: str) -> str:
-    name = _SCRIPT_ENDINGS.sub("", posixpath.basename(_drop_version(path)))
-    if name not in _GENERIC:
-        return name
-    above = (part for part in reversed(posixpath.dirname(path).split("/")) if part not in _GENERIC_DIRECTORIES)
-    return next(above, "") or name
 
 
 def read_program(pid: int, comm: str, unit: str = "") -> Program:

@@ -20,6 +20,8 @@ import stat
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
@@ -27,7 +29,7 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
-from crckpt.host.disk.path_trust import Changers, PathChangers
+from crckpt.host.disk.path_trust import Changers, find_changers
 from crckpt.host.disk.users import (
     LinkTarget,
     User,
@@ -133,7 +135,7 @@ class _FileInUse(Struct, frozen=True):
 class _Check:
     def __init__(self, tree: ImageTree, known: RecordedFiles, root: int) -> None:
         self._tree, self._known, self._root = tree, known, root
-        self._paths = PathChangers()
+        self._find_changers = cache(find_changers)  # each directory is read once
         self._files = {file.id: file for file in tree.regular_files}
         self._inside = {process.pid for process in tree.processes}
         self._rights = {each.pid: each.core.rights for each in tree.processes if each.core.rights is not None}
@@ -182,7 +184,7 @@ class _Check:
 
     def _changers(self, file: RegularFile) -> Changers:
         path = find_needed_path(file)
-        return self._paths(path) if path else Changers()
+        return self._find_changers(Path(path).parent) if path else Changers()
 
     def _judge(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
         owner, theirs = process.core.credentials, _user_of(process)

@@ -12,7 +12,7 @@ from other_user import NOBODY
 from own_process import descriptors
 from trees import open_workdir
 
-from crckpt.host.disk.path_trust import Changers, PathChangers, find_changers, find_intruder_on, open_path, read_small
+from crckpt.host.disk.path_trust import Changers, find_changers, find_intruder_on, open_path, read_small
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 NONE: frozenset[int] = frozenset()
@@ -106,11 +106,3 @@ def test_only_a_regular_file_is_read(place: Path, kind: str, number: int) -> Non
 
 def test_missing_directory_may_belong_to_anyone(place: Path) -> None:
     assert find_changers(place / "none") == Changers(anyone=True)
-
-
-def test_each_directory_is_read_once(place: Path) -> None:
-    changers = PathChangers()
-    assert changers(f"{place}/a") == Changers()
-    place.chmod(0o777)
-    assert changers(f"{place}/b") == Changers()
-    assert PathChangers()(f"{place}/b") == Changers(anyone=True)

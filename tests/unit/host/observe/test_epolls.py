@@ -19,9 +19,9 @@ from crckpt.host.proc.fd import read_targets
 
 
 def find_lost(descriptors: tuple[proc.Descriptor, ...], numbers: dict[int, int]) -> tuple[LostEpoll, ...]:
-    found = find_lost_epolls(descriptors, numbers)
-    assert found.unexamined == ()
-    return found.lost
+    lost, unexamined = find_lost_epolls(descriptors, numbers)
+    assert unexamined == ()
+    return lost
 
 
 @contextmanager
@@ -172,6 +172,6 @@ def test_epolls_with_too_many_files_take_limited_time(monkeypatch: pytest.Monkey
             other.register(watched)
         descriptors = proc.descriptors(os.getpid())
         began = time.monotonic()
-        found = find_lost_epolls(descriptors, {})
+        _, unexamined = find_lost_epolls(descriptors, {})
         assert time.monotonic() - began < 1
-        assert [one.fd for one in found.unexamined] == [epoll.fileno(), other.fileno()]
+        assert [one.fd for one in unexamined] == [epoll.fileno(), other.fileno()]

@@ -17,7 +17,7 @@ from own_process import children, descriptors
 
 from crckpt.criu.cache import candidates
 from crckpt.host.namespaces import memory_limit
-from crckpt.host.probes import ProbeRequest, probe_host
+from crckpt.host.probes import probe_host
 from crckpt.host.probes.trial import Fact, fork, wait_for_status
 from crckpt.host.process import run
 from crckpt.host.syscalls import own_process
@@ -48,15 +48,15 @@ CHECKED = {
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
-def checks_by_key(subject: ProbeRequest) -> dict[str, Fact]:
-    return {fact.key: fact for fact in probe_host(subject)}
+def checks_by_key(store: Path, criu: Path | None = None) -> dict[str, Fact]:
+    return {fact.key: fact for fact in probe_host(store, criu=criu)}
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fact]:
     """What is checks of this host."""
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
-    return checks_by_key(ProbeRequest(tmp_path_factory.mktemp("store"), None, criu))
+    return checks_by_key(tmp_path_factory.mktemp("store"), criu)
 
 
 def namespaces() -> frozenset[str]:
@@ -66,8 +66,8 @@ def namespaces() -> frozenset[str]:
 def inside(words: list[str], script: str) -> list[str]:
     """Lines that a script prints about `checks`, started by other words."""
     program = (
-        "import sys; from pathlib import Path; from crckpt.host.probes import ProbeRequest, probe_host\n"
-        "checks = {fact.key: fact for fact in probe_host(ProbeRequest(Path('/')))}\n" + script
+        "import sys; from pathlib import Path; from crckpt.host.probes import probe_host\n"
+        "checks = {fact.key: fact for fact in probe_host(Path('/'))}\n" + script
     )
     result = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -112,7 +112,7 @@ def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = children(), descriptors(), namespaces()
-    checks_by_key(ProbeRequest(tmp_path))
+    checks_by_key(tmp_path)
     assert (children(), descriptors(), namespaces()) == before
     # Of others there may be some: CRIU's, while another test runs it.
     assert shutil.which("nft") is None or "inet crckpt\n" not in run.run(["nft", "list", "tables"]).output
