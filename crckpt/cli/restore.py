@@ -17,10 +17,10 @@ from crckpt.cli.output import checkpoint_document, criu_document, emit, form, pi
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.job_control import end_by_signal
+from crckpt.ops.restore.attempt import RestoreResult
 from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
-from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.plan import Grown, Written
 
 

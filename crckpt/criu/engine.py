@@ -270,11 +270,6 @@ def run_id(log: str) -> RunId | None:
     return RunId(found[1]) if found else None
 
 
-def has_seized(log: str) -> bool:
-    """Return whether this log of CRIU says that it stopped any task."""
-    return "Seized task" in log  # criu/seize.c
-
-
 def read_log(log: Path) -> str:
     """Read what CRIU wrote to stderr before its log was open, and its log; of long ones the begin and the end."""
     paths = (path for path in (log.with_suffix(".out"), log) if path.exists())

@@ -27,7 +27,7 @@ class Attribute(Struct, frozen=True):
     """One attribute, `of` each thread or of the process as a whole.
 
     - `read`: how a dump reads it: `outside` (from /proc or by a system call on its id), `asked` (crckpt makes the
-      process call the kernel, see `crckpt.ops.dump.attributes`), by `CRIU`, or `not`
+      process call the kernel, see `crckpt.ops.dump.details`), by `CRIU`, or `not`
     - `back`: how a restore sets it: `outside` (by its id), `inside` (a system call in the process), `CRIU`, or `not`
     - `protects`: without it the program or the host is less safe
     - `test`: its name in tests/programs/attributes.py; empty if a test is impossible or elsewhere

@@ -46,8 +46,8 @@ from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.lazy.client import Filler, started_filler
 from crckpt.ops.lazy.plan import choose_hot_packs
+from crckpt.ops.restore.attempt import RestoreResult
 from crckpt.ops.restore.restore import check_restore, restore
-from crckpt.ops.restore.result import RestoreResult
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import unseal
 from crckpt.store.late_backend import Fetch

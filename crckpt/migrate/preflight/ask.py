@@ -34,7 +34,7 @@ from crckpt.migrate.preflight.questions import (
 )
 from crckpt.migrate.preflight.recheck import Right, read_rights
 from crckpt.migrate.wire.messages import RestoreOptions
-from crckpt.ops.dump import attributes
+from crckpt.ops.dump.details import Answers, record_attributes
 from crckpt.ops.dump.examine import DumpTarget
 
 _SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
@@ -98,9 +98,7 @@ class _Asking:
             names=tuple(_names(read_rights(observed.tree.pids), processes, files)),
             closed_pipes=tuple(sorted(observed.closed_pipes)),
             # Those that can be read from outside: asking the processes would stop them for a moment.
-            attributes=replace(
-                attributes.record(observed.tree.root, attributes.Answers(rules=read_packet_rules())), asked=None
-            ),
+            attributes=replace(record_attributes(observed.tree.root, Answers(rules=read_packet_rules())), asked=None),
             security_module=module,
             # Of a tree in another time namespace CRIU saves no clocks.
             has_clocks=machine.has_clocks() and own.get("time") == root.get("time"),

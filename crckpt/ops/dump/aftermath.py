@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from crckpt.criu.engine import CriuResult, has_seized, run_id
+from crckpt.criu.engine import CriuResult, run_id
 from crckpt.errors import (
     NOTHING_MADE,
     TREE_RUNS,
@@ -55,7 +55,8 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
     if result.ok:
         return result
     # This explains more than CRIU's log, which may be about another process.
-    if target.root is not None and (target.root.is_replaced or not (target.root.is_alive or has_seized(result.log))):
+    has_seized = "Seized task" in result.log  # criu/seize.c
+    if target.root is not None and (target.root.is_replaced or not (target.root.is_alive or has_seized)):
         target.root.check()
         raise TargetNotRunning(
             f"PID {target.pid} ended before the freeze", hint="find its new PID: pgrep -af NAME (package procps)"

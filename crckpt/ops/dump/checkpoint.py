@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,17 +26,14 @@ from crckpt.host.steps import step
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
-from crckpt.ops.context import ignore_progress
 from crckpt.ops.dump.aftermath import BaseMismatch
-from crckpt.ops.dump.attributes import ask
-from crckpt.ops.dump.check_job import check_job, find_shared_job
-from crckpt.ops.dump.copy_progress import copying_reported
-from crckpt.ops.dump.details import describe_checkpoint, read_details, read_frozen_details
+from crckpt.ops.dump.check_job import check_job
+from crckpt.ops.dump.details import ask, describe_checkpoint, read_details, read_frozen_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.plan import PlannedDump
-from crckpt.ops.dump.reported import Reported, check_reported, find_securebits
+from crckpt.ops.dump.reported import check_reported, find_securebits
 from crckpt.ops.dump.result import DumpResult, PreCopyResult
 from crckpt.ops.dump.rounds import pre_copy
 from crckpt.ops.failures import to_dump_error
@@ -129,8 +126,7 @@ def _planned(target: DumpTarget, workspace: Workspace | None) -> Iterator[Planne
     if workspace is not None or not is_blank(target.context.store):
         last = read_last_checkpoint(workspace.repository if workspace else target.context.repository(), target.job)
     # Check this before anything is copied: a refusal costs the tree nothing yet.
-    check_job(target, last)
-    shared, before = find_shared_job(target, last), last.tracked_root if last is not None else None
+    shared, before = check_job(target, last), last.tracked_root if last is not None else None
     request, asked = target.request, target.request.pre_copy
     lineage = open_lineage(
         target.observed.tree.root,
@@ -207,14 +203,13 @@ def _dump_and_resume(
         details.update(read_frozen_details(target))
 
     preparation = Preparation(workspace.repository, workspace.images)
-    with _copying_reported(dump, workspace):
-        outcome = dump.run_held(workspace, waiting, preparation, read_states)
+    outcome = dump.run_held(workspace, waiting, preparation, read_states)
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
     resumed = utc_datetime(workspace.stats.stat().st_mtime)
     target.check_entered(outcome.log)
-    reported = Reported(states, find_securebits(target.observed.tree, answers))
+    securebits = find_securebits(target.observed.tree, answers)
     # The checkpoint's time is the middle of the freeze.
     moment = resumed - timedelta(milliseconds=frozen_ms / 2)
     new = describe_checkpoint(dump, outcome.log, details, moment, frozen_ms, (outcome.ended - began) * 1000)
@@ -232,7 +227,9 @@ def _dump_and_resume(
         try:
             # Storing takes longer than the freeze, and would use all cores.
             with cores_left_to(target.observed.tree.pids):
-                return replace(result, checkpoint=commit_checkpoint(dump, workspace, new, reported, preparation))
+                return replace(
+                    result, checkpoint=commit_checkpoint(dump, workspace, new, states, securebits, preparation)
+                )
         except OSError as error:
             raise to_dump_error(error, "the dump", target.context) from error
 
@@ -252,8 +249,6 @@ def _dump_and_stop(
         from crckpt.ops.restore.rehearse import rehearse_held
 
     def commit(hold: Hold) -> None:
-        # From now on the store reports its own progress.
-        end_report()
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
         with interrupts_deferred():
             preparation.load()
@@ -265,7 +260,7 @@ def _dump_and_stop(
         details = read_details(dump, answers, is_frozen=True)
         step("hold.read", workspace.staging)
         # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
-        reported = Reported(read_task_states(target.pid), find_securebits(target.observed.tree, answers))
+        states, securebits = read_task_states(target.pid), find_securebits(target.observed.tree, answers)
         if hand_over is not None:
             hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
         new = describe_checkpoint(dump, log, details, datetime.now(UTC), spent_ms, spent_ms)
@@ -279,13 +274,14 @@ def _dump_and_stop(
                 hand_over.prepare(checkpoint, manifest)
 
         at_least = hand_over.at_least if hand_over is not None else 0
-        checkpoint = commit_checkpoint(dump, workspace, new, reported, preparation, at_least=at_least, before=check)
+        checkpoint = commit_checkpoint(
+            dump, workspace, new, states, securebits, preparation, at_least=at_least, before=check
+        )
         made.append(checkpoint)
         if hand_over is not None:
             hand_over.decide()
 
-    with _copying_reported(dump, workspace) as end_report:
-        outcome = dump.run_held(workspace, waiting, preparation, commit)
+    outcome = dump.run_held(workspace, waiting, preparation, commit)
     if hand_over is not None:
         hand_over.end()
     return replace(
@@ -295,18 +291,12 @@ def _dump_and_stop(
     )
 
 
-def _copying_reported(dump: PlannedDump, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:
-    # After rounds `memory` is an estimate of what is left. Else how much an incremental dump copies is not known.
-    is_known, context = dump.pre_copy is not None or dump.parent is None, dump.target.context
-    progress = context.copy_progress if is_known else ignore_progress
-    return copying_reported(workspace.images, dump.target.observed.memory, progress)
-
-
 def commit_checkpoint(
     dump: PlannedDump,
     workspace: Workspace,
     new: NewCheckpoint,
-    reported: Reported,
+    states: TaskStates | None,
+    securebits: Mapping[int, int],
     preparation: Preparation,
     *,
     at_least: int = 0,
@@ -314,7 +304,8 @@ def commit_checkpoint(
 ) -> Checkpoint:
     """Check CRIU's images, store the checkpoint, report it to the tree's keeper, and tag it.
 
-    It exists once its manifest is written. `preparation` has run for the images; `at_least` and `before` are for
+    It exists once its manifest is written. `states` are what the kernel says of the frozen tasks, None if that is not
+    known, `securebits` those that processes had. `preparation` has run for the images; `at_least` and `before` are for
     `ingest`.
     """
     target, repository, images = dump.target, workspace.repository, workspace.images
@@ -330,7 +321,8 @@ def commit_checkpoint(
         )
     # A newer CRIU may write another format: store nothing that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
-    check_reported(images, reported)
+    if states is not None:
+        check_reported(images, states, securebits)
     if dump.parent:
         dump.parent.link_pages(images)
     checkpoint = ingest(

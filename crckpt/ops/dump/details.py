@@ -1,5 +1,7 @@
 """The facts that a checkpoint records in addition to CRIU's images, for `show` and for the preflight of a restore.
 
+Some attributes of a process (`crckpt.preflight.attribute_record` lists all) are known only to itself: for them crckpt
+makes a system call in one of its threads.
 `crckpt.ops.restore.open_files` checks that a restored tree has the recorded files open, and no others.
 """
 
@@ -8,32 +10,81 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.structs import asdict, replace
 
-from crckpt.causes import preflight_refusal
+from crckpt.causes import Finding, cause, preflight_refusal
 from crckpt.criu.engine import run_id
+from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import machine, proc
+from crckpt.host.attributes import tasks
+from crckpt.host.attributes.descriptors import read_descriptors
+from crckpt.host.attributes.sockets import SocketRecord, read_sockets
 from crckpt.host.disk.checked_files import digest_head, read_head
 from crckpt.host.disk.users import LinkTarget, read_link_target
+from crckpt.host.network.packet_filter import PacketRules, read_packet_rules
 from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
+from crckpt.host.proc.status import read_status
+from crckpt.host.process.cgroups import read_cgroups
 from crckpt.host.program.program import read_program
 from crckpt.model import Task
-from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump
+from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
 from crckpt.preflight.dump.sockets import loses
 from crckpt.store import NewCheckpoint
 
+Members = tuple[tuple[str, str], ...]
+"""The control groups of a process: for each hierarchy, its controllers and the path of the group."""
 
-def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: bool = False) -> dict[str, object]:
+# CRIU saves only `current` and `sockcreate` (criu/lsm.c).
+_LABELS = ("exec", "fscreate", "keycreate")
+
+
+class Answers(Struct, frozen=True):
+    """What processes answered, by PID, and the rules of the packet filter at that time."""
+
+    of_processes: dict[int, dict[str, AttributeValue]] = {}
+    rules: PacketRules = PacketRules()
+
+
+def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...]]:
+    """Read from inside each process what only it knows; unless `everyone`, only where there is a hint.
+
+    The findings name the first process whose restore will be refused, and the first that could not be asked.
+    """
+    rules = read_packet_rules()
+    # A call stops its thread for some milliseconds: a dump after which the tree goes on makes it only where it may
+    # matter.
+    living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
+    # No hint is an answer, too. A process that comes later has none.
+    asked: dict[int, dict[str, AttributeValue]] = {each.pid: {} for each in tree.processes}
+    if not living:
+        return Answers(asked, rules), ()
+    findings: dict[str, Finding] = {}
+    answers = carry_out([Order(each.pid, each.pid, "ask", process=each.identity) for each in living])
+    for process, answer in zip(living, answers, strict=True):
+        named = {"pid": process.pid, "comm": process.comm}
+        if answer.why and proc.read_process(process.pid) is not None:
+            findings.setdefault("not-asked", cause("not-asked").finding(why=answer.why, **named))
+        elif answer.values.get("landlock"):
+            findings.setdefault("landlock", cause("needs-allow-weaker").finding(what="Landlock", **named))
+        asked[process.pid] = answer.values
+        # The process may have prevented the question, to be restored without what confines it.
+        if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
+            asked[process.pid] = {UNASKED: (1,)}
+    return Answers(asked, rules), tuple(findings.values())
+
+
+def read_details(dump: PlannedDump, answers: Answers, *, is_frozen: bool = False) -> dict[str, object]:
     """Read what CRIU's images lack, some of it secret: command lines, directories, sizes of append-only files.
 
     And the attributes of processes and threads that CRIU does not save, and which files are open. Of a tree that
@@ -49,7 +100,7 @@ def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: b
     # A position beyond the end shows that the log was truncated: then no position at the freeze means anything.
     truncated = {found.target for found in logs if found.pos > found.size}
     appended = {found.target: found.size for found in logs if found.target not in truncated}
-    record = attributes.record(observed.tree.root, answers, is_frozen=is_frozen)
+    record = record_attributes(observed.tree.root, answers, is_frozen=is_frozen)
     # A client that resets its connection at this moment loses no more than one whose connection is closed.
     kept = [found for found in record.sockets if not (found.is_tcp and target.request.tcp == "close")]
     comms = {process.ns_pids[-1]: process.comm for process in observed.tree.processes}
@@ -81,11 +132,13 @@ def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: b
 def read_frozen_details(target: DumpTarget) -> dict[str, object]:
     """Read the details that the tree changes all the time: again while it is frozen, if that is possible."""
     tree, descriptors = target.observed.tree, target.observed.descriptors
+    inside = {process.pid: process.ns_pids[-1] for process in tree.processes}
     links = {f"/proc/{each.pid}/fd/{each.fd}" for each in descriptors if each.flags & os.O_ACCMODE != os.O_RDONLY}
     links |= {link for pid in tree.pids for link in find_mapped_files(pid).values() if _is_writable(link)}
     read = [found for link in links if (found := read_link(link)) is not None]
     return {
-        "descriptors": attributes.record_descriptors(target.observed),
+        # The state of timers and terminals.
+        "descriptors": to_builtins(tuple(read_descriptors(descriptors, inside))),
         # When files that the tree can write were written last: by the clock of their own server.
         "file_times": {path: status.st_mtime for path, status in read if stat.S_ISREG(status.st_mode)},
     }
@@ -167,3 +220,70 @@ def _is_writable(link: str) -> int:
     with suppress(OSError):
         return int(bool(os.lstat(link).st_mode & stat.S_IWUSR))
     return 0
+
+
+def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> AttributeRecord:
+    """The attributes of the tree below `root` as it is now, for the details of its checkpoint."""
+    groups: dict[Members, int] = {}
+    processes: list[ProcessRecord] = []
+    were_asked: list[int] = []
+    found: list[SocketRecord] = []
+    known: set[int] = set()
+    for process in proc.read_tree(root).processes:
+        with suppress(OSError):
+            read = _read_process(process, asked.of_processes.get(process.pid, {}), groups)
+            # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
+            numbers = set(known)
+            own_sockets = tuple(
+                read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers, is_frozen=is_frozen)
+            )
+            # Else this may be of another process that has got its PID.
+            if process.identity.keeps_pid:
+                processes.append(read)
+                were_asked.extend(process.ns_pids[-1:] if process.pid in asked.of_processes else ())
+                found.extend(own_sockets)
+                known = numbers
+    return AttributeRecord(
+        cpus=tuple(sorted(tasks.online_cpus())),
+        processes=tuple(processes),
+        groups=tuple(
+            tuple(ControlGroup(*place, asked.rules.find_restrictions(*place)) for place in members)
+            for members in groups
+        ),
+        asked=tuple(were_asked),
+        sockets=tuple(found),
+    )
+
+
+def _read_process(process: proc.Process, asked: dict[str, AttributeValue], groups: dict[Members, int]) -> ProcessRecord:
+    pid, threads, labels = process.pid, {}, {}
+    for tid in process.threads:
+        with suppress(OSError):
+            inside = tid if len(process.ns_pids) == 1 else proc.inner_tid(pid, tid)
+            threads[inside] = dict(_read(tasks.OF_THREAD.items(), tid))
+    for name in _LABELS:
+        with suppress(OSError):
+            labels[name] = procfs.text(f"/proc/{pid}/attr/{name}").strip("\0\n")
+    return ProcessRecord(
+        pid=process.ns_pids[-1],
+        threads=threads,
+        values=dict(_read(tasks.OF_PROCESS.items(), pid)) | asked,
+        groups=groups.setdefault(read_cgroups(pid), len(groups)),
+        labels={name: label for name, label in labels.items() if label},
+        has_own_groups=proc.namespace(pid, "cgroup") != proc.namespace("self", "cgroup"),
+    )
+
+
+def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, AttributeValue]]:
+    """Read each value that this kernel has."""
+    for name, reader in readers:
+        # ValueError: this kernel formats the file differently.
+        with suppress(OSError, ValueError):
+            yield name, reader(number)
+
+
+def _has_hint(pid: int, names: tuple[str, ...] = ("NoNewPrivs", "Seccomp", "VmLck")) -> bool:
+    with suppress(OSError):
+        status = read_status(pid)
+        return any(status.get(name, "0").split()[0] != "0" for name in names)
+    return False

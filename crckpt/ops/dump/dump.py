@@ -78,12 +78,14 @@ def examined(request: DumpRequest, context: Context) -> Iterator[DumpTarget]:
 
     What prevents a dump is in its plan. Raises UsageError, TargetNotRunning, HostCannot.
     """
-    from crckpt.ops.dump.examine import look_at_target
+    from crckpt.ops.dump.examine import observe_target
+    from crckpt.ops.lazy.marks import wait_until_complete
 
     with ExitStack() as stack:
         with nothing_begun_reported(context):
             request.check()
             request, root = stack.enter_context(pinned_target(request, context))
             stack.enter_context(limited_waits_of_dump(root.pid))
-            target = look_at_target(request, context, root)
+            wait_until_complete(root.pid, context.say)
+            target = observe_target(request, context, root)
         yield target

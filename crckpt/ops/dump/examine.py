@@ -9,7 +9,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause, preflight_refusal
+from crckpt.causes import cause, preflight_refusal
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
@@ -78,31 +78,13 @@ class DumpTarget(Struct, frozen=True):
             )
 
 
-class Storage(Struct, frozen=True):
-    """What will be stored of a tree: `memory` bytes of it, None to measure it; and a checkpoint if it `stores`.
-
-    `checks`: whether it fits; `warns`: also of what may not fit.
-    """
-
-    memory: int | None = None
-    stores: bool = True
-    checks: bool = True
-    warns: bool = True
-
-
 def examine(request: DumpRequest, context: Context) -> DumpTarget:
-    """Examine a tree; what prevents a dump is in its plan.
+    """Examine a tree; what prevents a dump is in its plan. Its root is not held any more.
 
     Raises UsageError, TargetNotRunning, PreflightRefused, HostCannot.
     """
     with pinned_target(request, context) as (request, root):
-        return _observe_target(request, context, root.pid, Storage())
-
-
-def look_at_target(request: DumpRequest, context: Context, root: HeldProcess) -> DumpTarget:
-    """Examine the tree below `root` once its memory is complete. Else as `examine`."""
-    wait_until_complete(root.pid, context.say)
-    return _observe_target(request, context, root.pid, Storage(), root)
+        return replace(observe_target(request, context, root), root=None)
 
 
 def examine_target(
@@ -117,8 +99,7 @@ def examine_target(
     wait_until_complete(root.pid, context.say)
     checks = request.preflight or request.dry_run
     # The warnings of a dump are shown when it is done: then it has fitted.
-    storage = Storage(memory, stores, checks, warns=request.dry_run)
-    target = _observe_target(request, context, root.pid, storage, root)
+    target = observe_target(request, context, root, memory, stores=stores, checks=checks, warns=request.dry_run)
     # Without a preflight CRIU finds the others itself, and refuses the dump.
     if blockers := tuple(found for found in target.plan.blockers if checks or found.key in UNCONDITIONAL):
         raise preflight_refusal(blockers)
@@ -147,11 +128,41 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     return again
 
 
-def _observe_target(
-    request: DumpRequest, context: Context, pid: int, storage: Storage, root: HeldProcess | None = None
+def observe_target(
+    request: DumpRequest,
+    context: Context,
+    root: HeldProcess,
+    memory: int | None = None,
+    *,
+    stores: bool = True,
+    checks: bool = True,
+    warns: bool = True,
 ) -> DumpTarget:
-    """Observe the tree below `pid`, and judge whether it can be dumped."""
-    observed, job, program = _observe(request, pid, storage.memory)
+    """Observe the tree below `root`, and judge whether it can be dumped; `memory` and `stores` as `examine_target`.
+
+    `checks`: whether what is stored fits; `warns`: also of what may not fit.
+    """
+    own, process = proc.read_process(os.getpid()), proc.read_process(root.pid)
+    assert own is not None
+    against = root_refusal(process, root.pid, own.pid, proc.ancestors(own.pid))
+    if process is None or against is not None:
+        assert against is not None
+        has_ended = process is None or (process.state == "zombie" and len(process.threads) <= 1)
+        raise TargetNotRunning(against.what, hint=against.remedy) if has_ended else preflight_refusal((against,))
+    program = read_program(root.pid, process.comm, find_service(root.pid))
+    job = JobName(check_name(request.job if request.job is not None else program.name, "job"))
+    # Check tag and note here, though they are needed last: a bad one must be found before the freeze.
+    if request.tag is not None:
+        check_name(request.tag, "tag")
+    if request.note is not None:
+        check_note(request.note)
+    try:
+        observed = tree.observe(process, own, memory)
+    except PermissionError as error:
+        hint = "run crckpt with the capability CAP_SYS_PTRACE (in a container: docker run --cap-add SYS_PTRACE ...)"
+        raise HostCannot(
+            f"crckpt has no permission to read the tree: {error.filename or error.strerror}", hint=hint
+        ) from error
     criu = context.criu()
     plan = plan_dump(
         observed,
@@ -164,81 +175,46 @@ def _observe_target(
     )
     blockers, warnings = list(plan.blockers), list(plan.warnings)
     if plan.enter and (why := find_enter_refusal(criu.path)):
-        blockers.append(cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why))
-    if lets_programs_take_over(criu.version) and any(process.uids[1] for process in observed.tree.processes):
+        blockers.append(cause("cannot-enter").finding(pid=process.pid, why=why))
+    if lets_programs_take_over(criu.version) and any(each.uids[1] for each in observed.tree.processes):
         warnings.append(cause("criu-unsafe").finding(version=criu.version))
-    if storage.checks:
-        images = storage.memory
-        if images is None:
-            images = _estimate_images(observed, criu, context, wanted=request.incremental, apart=plan.runs_apart)
-        shortages, risks = _judge_space(observed, job, context, storage, images, is_blocked=bool(blockers))
-        blockers += shortages
-        warnings += risks
     if request.rehearse:
         # The rehearsal shows whether these come back.
         warnings = [found for found in warnings if found.key != UNTESTED_KIND]
     plan = replace(plan, blockers=tuple(blockers), warnings=tuple(warnings))
-    return DumpTarget(request, context, observed, job, criu, plan, root, program)
+    target = DumpTarget(request, context, observed, job, criu, plan, root, program)
+    return _judge_space(target, memory, stores=stores, warns=warns) if checks else target
 
 
-def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.Observed, JobName, Program]:
-    own = proc.read_process(os.getpid())
-    process = proc.read_process(pid)
-    assert own is not None
-    against = root_refusal(process, pid, own.pid, proc.ancestors(own.pid))
-    if process is None or against is not None:
-        assert against is not None
-        has_ended = process is None or (process.state == "zombie" and len(process.threads) <= 1)
-        raise TargetNotRunning(against.what, hint=against.remedy) if has_ended else preflight_refusal((against,))
-    program = read_program(pid, process.comm, find_service(pid))
-    job = check_name(request.job if request.job is not None else program.name, "job")
-    # Check tag and note here, though they are needed last: a bad one must be found before the freeze.
-    if request.tag is not None:
-        check_name(request.tag, "tag")
-    if request.note is not None:
-        check_note(request.note)
-    try:
-        return tree.observe(process, own, memory), JobName(job), program
-    except PermissionError as error:
-        hint = "run crckpt with the capability CAP_SYS_PTRACE (in a container: docker run --cap-add SYS_PTRACE ...)"
-        raise HostCannot(
-            f"crckpt has no permission to read the tree: {error.filename or error.strerror}", hint=hint
-        ) from error
-
-
-def _judge_space(
-    observed: tree.Observed, job: JobName, context: Context, storage: Storage, images: int, *, is_blocked: bool
-) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Find what does not fit, and what may not, of `images` bytes. `is_blocked`: something else prevents the dump."""
+def _judge_space(target: DumpTarget, memory: int | None, *, stores: bool, warns: bool) -> DumpTarget:
+    """Return the target; its plan says what does not fit, and if it `warns` what may not."""
+    observed, context, plan, images = target.observed, target.context, target.plan, memory
+    if images is None:
+        wanted, apart = target.request.incremental, plan.runs_apart
+        summary = predict_lineage(observed.tree.root, target.criu.path, context.repository, wanted=wanted, apart=apart)
+        # A full dump writes all memory that is in no file.
+        images = observed.memory
+        if summary is not None and (summary.base or summary.rounds):
+            # What was written since the base; and shared memory, and what each process has changed of its files'
+            # private maps, which are not tracked.
+            expected = 0
+            for pid in observed.tree.pids:
+                with suppress(OSError):
+                    pages = count_written(summary.tracker, pid) + count_untracked(summary.tracker, pid)
+                    expected += pages * PAGE_SIZE + proc.read_bytes(pid, "RssShmem")
+            images = min(images, expected)
     images += count_deleted_bytes(observed, is_in_memory)
     free, growth = read_free_space(context), None
-    is_tight = storage.stores and not free.read_only and depends_on_growth(images, free)
+    is_tight = stores and not free.read_only and depends_on_growth(images, free)
     # After rounds a trial would only let the tree write more.
-    if is_tight and storage.memory is None and not is_blocked:
+    if is_tight and memory is None and not plan.blockers:
         # Rarely needed and slow to import: a trial stores memory.
         from crckpt.ops.dump.cost import try_growth
 
-        growth = try_growth(observed, job, context, images)
-    shortages = tuple(find_shortages(images, free, growth))
-    warns = is_tight and storage.warns and not (is_blocked or shortages)
-    return shortages, tuple(find_risks(images, free, growth)) if warns else ()
-
-
-def _estimate_images(observed: tree.Observed, criu: Criu, context: Context, *, wanted: bool | None, apart: bool) -> int:
-    """About how many bytes CRIU will write. Of a tracked tree: what was written since the base, and is not tracked.
-
-    Not tracked are shared memory, and what each process has changed of its files' private maps.
-    """
-    summary = predict_lineage(observed.tree.root, criu.path, context.repository, wanted=wanted, apart=apart)
-    # A full dump writes all memory that is in no file.
-    if summary is None or not (summary.base or summary.rounds):
-        return observed.memory
-    expected = 0
-    for pid in observed.tree.pids:
-        with suppress(OSError):
-            pages = count_written(summary.tracker, pid) + count_untracked(summary.tracker, pid)
-            expected += pages * PAGE_SIZE + proc.read_bytes(pid, "RssShmem")
-    return min(observed.memory, expected)
+        growth = try_growth(observed, target.job, context, images)
+    blockers = (*plan.blockers, *find_shortages(images, free, growth))
+    risks = find_risks(images, free, growth) if is_tight and warns and not blockers else ()
+    return replace(target, plan=replace(plan, blockers=blockers, warnings=(*plan.warnings, *risks)))
 
 
 def read_free_space(context: Context) -> FreeSpace:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -161,10 +162,12 @@ def criu_started_early(
         network_lock=lock if "net" in apart else None,
         skip_in_flight=request.skip_in_flight,
     )
-
-    def command(paths: Paths) -> tuple[str, ...]:
-        words = dump_command(criu.path, root.pid, paths, options, leave_running=not request.stop)
-        return (*dump_words(criu.path), *words)
-
-    with started_criu(command, workspace, root.pid, waits=True, stop=request.stop) as waiting:
+    build, library = partial(dump_command, criu.path, root.pid, options=options), dump_words(criu.path)
+    with started_criu(
+        lambda paths: (*library, *build(paths, leave_running=not request.stop)),
+        workspace,
+        root.pid,
+        waits=True,
+        stop=request.stop,
+    ) as waiting:
         yield waiting

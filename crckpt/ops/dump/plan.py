@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,15 +15,16 @@ from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.hold import Hold, gate
 from crckpt.host import proc
-from crckpt.ops.context import pid_namespace_words, setpriv_words
+from crckpt.ops.context import Progress, ignore_progress, pid_namespace_words, setpriv_words
 from crckpt.ops.dump.aftermath import raise_if_failed
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import StartedCriu, Workspace, started_criu
-from crckpt.ops.dump.lineage import Lineage
-from crckpt.ops.dump.parent_images import ParentImages
+from crckpt.ops.dump.lineage import Lineage, ParentImages
 from crckpt.ops.dump.result import PreCopyResult
 from crckpt.store import Preparation
 from crckpt.tracking.preload.library import dump_words
+
+_REPORTED_EACH_S = 0.1
 
 InHold = Callable[[Hold], None]
 """Called once while the tree is frozen. A return lets CRIU go on. CRIU undoes its work after an exception."""
@@ -81,11 +84,14 @@ class PlannedDump(Struct, frozen=True):
         Raises what `raise_if_failed` raises.
         """
         target, lineage, stop = self.target, self.lineage, self.target.request.stop
-        has_base = self.parent is not None
-        if lineage is not None and lineage.tracks and not stop:
-            result = run_gated(target, self.command(workspace.paths), workspace.log, lineage, preparation, in_hold)
-            return raise_if_failed(target, result, has_base=has_base)
+        has_base, context = self.parent is not None, target.context
+        # After rounds `memory` is an estimate of what is left. Else how much an incremental dump copies is not known.
+        progress = context.copy_progress if self.pre_copy is not None or not has_base else ignore_progress
         with ExitStack() as stack:
+            end_report = stack.enter_context(copying_reported(workspace.images, target.observed.memory, progress))
+            if lineage is not None and lineage.tracks and not stop:
+                result = run_gated(target, self.command(workspace.paths), workspace.log, lineage, preparation, in_hold)
+                return raise_if_failed(target, result, has_base=has_base)
             # Whatever process has the PID when CRIU is released or started is frozen.
             if waiting is not None:
                 target.check_root()
@@ -96,6 +102,9 @@ class PlannedDump(Struct, frozen=True):
             def act() -> None:
                 assert last is not None
                 target.check_root()
+                if stop:
+                    # From now on the store reports its own progress.
+                    end_report()
                 if lineage is not None and stop:
                     lineage.report_freeze()
                 in_hold(last)
@@ -125,3 +134,39 @@ def run_gated(
             in_hold(hold)
 
         return run_criu(command, log, hold=hold, in_hold=act, meanwhile=preparation, tree=target.pid)
+
+
+@contextmanager
+def copying_reported(images: Path, memory: int, progress: Progress) -> Iterator[Callable[[], None]]:
+    """While the block runs, report how many of `memory` bytes are in `images`. Gives a function that ends that.
+
+    CRIU reports nothing itself, but its images grow.
+    """
+    if progress is ignore_progress or memory == 0:
+        yield lambda: None
+        return
+    is_over = threading.Event()
+
+    def report() -> None:
+        progress(0, memory)
+        while not is_over.wait(_REPORTED_EACH_S):
+            copied = 0
+            # CRIU makes the files while we look.
+            with suppress(OSError), os.scandir(images) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        copied += entry.stat(follow_symlinks=False).st_size if entry.name.startswith("pages-") else 0
+            # The tree may have grown since its memory was measured.
+            progress(min(copied, memory), memory)
+
+    thread = threading.Thread(target=report, daemon=True)
+
+    def end() -> None:
+        is_over.set()
+        thread.join()
+
+    thread.start()
+    try:
+        yield end
+    finally:
+        end()

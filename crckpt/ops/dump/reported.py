@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from crckpt.errors import DumpFailed
 from crckpt.host import proc
 from crckpt.host.proc.procfs import DELETED
@@ -22,7 +20,7 @@ from crckpt.images.mm import read_dumpable
 from crckpt.images.pipes import Fifo
 from crckpt.images.processes import ImageDescriptor, read_descriptors, read_directories, read_ids, read_pstree
 from crckpt.images.regfile import GHOST, PROCESS, RegularFile, ghost_image, read_ghost, read_remaps
-from crckpt.ops.dump.attributes import Answers
+from crckpt.ops.dump.details import Answers
 
 _FIND: Final = "find the process of its user that did this, and end it"
 _PERMITTED: Final = list(CAPABILITIES).index("CapPrm")
@@ -32,13 +30,6 @@ _SECUREBITS: Final = "securebits"
 _LEADER: Final = 1
 # A program that is executed loses this one (capabilities(7)).
 _KEEP_CAPS: Final = 1 << 4
-
-
-class Reported(Struct, frozen=True):
-    """What the kernel says of the frozen tasks, None if that is not known; and the securebits that processes had."""
-
-    states: TaskStates | None = None
-    securebits: dict[int, int] = {}
 
 
 def find_securebits(tree: proc.Tree, answers: Answers) -> dict[int, int]:
@@ -51,12 +42,13 @@ def find_securebits(tree: proc.Tree, answers: Answers) -> dict[int, int]:
     }
 
 
-def check_reported(images: Path, reported: Reported) -> None:
-    """Raise DumpFailed if the images say something else than the kernel, or a task was killed while it was frozen."""
-    if reported.states is None:
-        return
-    rights, processes = reported.states.rights, reported.states.processes
-    _check_rights(images, rights, reported.securebits)
+def check_reported(images: Path, states: TaskStates, securebits: Mapping[int, int]) -> None:
+    """Raise DumpFailed if the images say something else than the kernel, or a task was killed while it was frozen.
+
+    `states` are what the kernel says of the frozen tasks, `securebits` those that processes had, by PID.
+    """
+    rights, processes = states.rights, states.processes
+    _check_rights(images, rights, securebits)
     _check_signal_owners(images, rights)
     _check_files(images, processes)
     tree = images / "pstree.img"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +19,11 @@ from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed
-from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_again
-from crckpt.ops.dump.forecast import bytes_left, freeze_after_ms, load_of_tree, try_speed
+from crckpt.ops.dump.forecast import Load, bytes_left, freeze_after_ms, load_of_tree, try_speed
 from crckpt.ops.dump.launch import Workspace
-from crckpt.ops.dump.lineage import Lineage
-from crckpt.ops.dump.parent_images import write_page_maps
-from crckpt.ops.dump.plan import run_gated
+from crckpt.ops.dump.lineage import Lineage, write_page_maps
+from crckpt.ops.dump.plan import copying_reported, run_gated
 from crckpt.ops.dump.request import PreCopy
 from crckpt.ops.dump.result import PreCopyResult, RoundResult
 from crckpt.store import STAGING, Preparation, Repository, handed_over, staged
@@ -58,16 +56,24 @@ def pre_copy(
     Raises PreflightRefused if the estimated freeze is too long and --abort-over was given, Interrupted between two
     rounds, and what `take_round`, `try_speed` and `examine_again` raise.
     """
-    estimate_ms = _make_estimate(target, lineage, asked, workspace.staging)
+    root, limit, speed, load = target.observed.tree.root, asked.max_freeze_ms, None, Load()
+    if limit is not None:
+        with staged(workspace.staging) as place:
+            speed, load = try_speed(target.criu.path, place).speed, load_of_tree(target.observed)
+
+    def estimate_ms(last: RoundResult | None) -> float | None:
+        """The freeze after a round, or of a full dump; None without a limit."""
+        if speed is None or last is None:
+            return speed.freeze_ms(load) if speed is not None else None
+        return freeze_after_ms(speed, load, last, *bytes_left(root, lineage.summary.tracker))
 
     def suffices(last: RoundResult) -> bool:
-        if asked.max_freeze_ms is not None:
-            return _fits(asked, estimate_ms(last))
-        return bytes_left(target.observed.tree.root, lineage.summary.tracker)[0] < _LITTLE
+        estimated = estimate_ms(last)
+        if limit is None or estimated is None:
+            return bytes_left(root, lineage.summary.tracker)[0] < _LITTLE
+        return estimated <= limit
 
-    def take() -> RoundResult:
-        return take_round(target, lineage, workspace.repository, workspace.work)
-
+    take = partial(take_round, target, lineage, workspace.repository, workspace.work)
     rounds: list[RoundResult] = []
     # Without anything that tells what was written there are no rounds.
     try:
@@ -81,42 +87,21 @@ def pre_copy(
     if is_tracked:
         # The dump will copy what is left now, and as much again for tracked memory written until it begins. Measuring
         # the tree's memory again would take longer than everything else, and meanwhile the tree writes.
-        tracked, whole = bytes_left(target.observed.tree.root, lineage.summary.tracker)
+        tracked, whole = bytes_left(root, lineage.summary.tracker)
         left = tracked + rounds[-1].fixed_bytes + whole
         memory = min(left + tracked, max(left, target.observed.memory))
     again = examine_again(target, memory)
     estimated_ms = estimate_ms(rounds[-1] if lineage.keeper is not None else None)
     # The last moment at which nothing was frozen for longer than a round.
-    if asked.abort_over and not _fits(asked, estimated_ms):
+    if asked.abort_over and (limit is None or estimated_ms is None or estimated_ms > limit):
         kept = "try again (the copied rounds are kept), or " if is_tracked else ""
         why = "" if is_tracked else f"; no rounds were copied: {lineage.summary.why_full}"
         raise PreflightRefused(
-            f"the tree would be frozen for about {estimated_ms:.0f} ms, over the budget of {asked.max_freeze_ms:.0f} "
-            f"ms (--max-freeze){why}",
+            f"the tree would be frozen for about {estimated_ms:.0f} ms, over the budget of {limit:.0f} ms "
+            f"(--max-freeze){why}",
             hint=f"{kept}allow a longer freeze: --max-freeze TIME; without --abort-over the dump goes on all the same",
         )
-    return again, PreCopyResult(tuple(rounds), estimated_ms, asked.max_freeze_ms)
-
-
-def _make_estimate(
-    target: DumpTarget, lineage: Lineage, asked: PreCopy, staging: Path
-) -> Callable[[RoundResult | None], float | None]:
-    """A function that estimates the freeze after a round, or of a full dump, in milliseconds; None without a limit."""
-    if asked.max_freeze_ms is None:
-        return lambda _: None
-    with staged(staging) as place:
-        speed, load = try_speed(target.criu.path, place).speed, load_of_tree(target.observed)
-
-    def estimate_ms(last: RoundResult | None) -> float:
-        if last is None:
-            return speed.freeze_ms(load)
-        return freeze_after_ms(speed, load, last, *bytes_left(target.observed.tree.root, lineage.summary.tracker))
-
-    return estimate_ms
-
-
-def _fits(asked: PreCopy, estimated_ms: float | None) -> bool:
-    return estimated_ms is not None and asked.max_freeze_ms is not None and estimated_ms <= asked.max_freeze_ms
+    return again, PreCopyResult(tuple(rounds), estimated_ms, limit)
 
 
 def take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:

@@ -1,9 +1,9 @@
-"""The attempt to restore one checkpoint: with --or-older a restore may make several."""
+"""The attempt to restore one checkpoint, and its result: with --or-older a restore may make several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,14 +13,16 @@ from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError
+from crckpt.helper.terminal.client import TerminalHolder
+from crckpt.host.process.job_control import Job
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
+from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.lazy.client import Filler
-from crckpt.ops.restore.holders import HOLDERS
 from crckpt.ops.restore.images import ImageEdits, find_new_paths, images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
-from crckpt.ops.restore.result import RestoreResult
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_terminal_files
 from crckpt.preflight.restore.files import find_unsized
 from crckpt.store import Checkpoint, Repository
@@ -29,6 +31,44 @@ from crckpt.tracking.preload.library import restore_words
 
 if TYPE_CHECKING:
     from crckpt.store.read.unpacked_frames import UnpackedFrames
+
+HOLDERS: Final = "holders"
+"""Its name in the directory of CRIU's run: the file by which CRIU's preload library knows whose rights it uses."""
+
+
+class SkippedCheckpoint(Struct, frozen=True):
+    """A newer checkpoint that could not be restored, and why; `is_named`: the reason names it itself."""
+
+    id: CheckpointId
+    reason: str
+    is_named: bool = True
+
+    def __str__(self) -> str:
+        return self.reason if self.is_named else f"{self.id[:12]}: {self.reason}"
+
+
+class RestoreResult(Struct, frozen=True):
+    """The result of a restore. After a dry run `pid` is None.
+
+    - `pid`: the root of the tree, as we see it; `inner_pid`: the PID that it has in its new PID namespace
+    - `job`: the program to wait for, in the foreground
+    - `holder`: of the new terminal of the tree, if it got one; then `job.child` is a child of the holder
+    - `copiers`: PIDs of our processes that copy what the tree writes; they end after it
+    - `skipped`: newer checkpoints that could not be restored
+    """
+
+    checkpoint: Checkpoint
+    verdict: RestoreVerdict
+    command: tuple[str, ...]
+    criu: Criu
+    pid: int | None = None
+    inner_pid: int | None = None
+    job: Job | None = None
+    restore_ms: float = 0.0
+    holder: TerminalHolder | None = None
+    skipped: tuple[SkippedCheckpoint, ...] = ()
+    copiers: tuple[int, ...] = ()
+
 
 Announce = Callable[[RestoreResult], None]
 """Called with the result of a restore in the foreground, before the tree runs."""

@@ -1,4 +1,4 @@
-"""Set the recorded attributes of a restored tree in the hold, before the tree runs.
+"""Complete a restored tree in the hold, before it runs: its memory, its open files, its recorded attributes.
 
 In the hold (criu/cr-restore.c:2180) the tasks wait in CRIU's code. They have CRIU's rights and no seccomp filter, which
 CRIU sets later (2216), so the kernel refuses no system call there.
@@ -29,6 +29,8 @@ from crckpt.host.process.cgroups import read_cgroups
 from crckpt.host.process.pidfd import borrow_each
 from crckpt.host.syscalls import own_process
 from crckpt.images.sockets import UnixSocket
+from crckpt.ops.restore.images import ImageStreams, fill_memory
+from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.preflight.attribute_record import (
     ATTRIBUTE_BY_NAME,
     ATTRIBUTES,
@@ -99,6 +101,25 @@ class AttributeRestore(Struct, frozen=True):
             raise RestoreFailed(protections[0].what, state=NOTHING_LEFT, hint=protections[0].remedy)
         # Report only the first loss of each kind: a tree may have thousands of threads.
         return tuple({(loss.key, loss.get("attribute")): loss for loss in reversed(losses)}.values())
+
+
+def prepare_tree(
+    tree: ImageTree,
+    init: int | None,
+    streams: ImageStreams | None,
+    recorded: RecordedFiles,
+    attributes: AttributeRestore,
+    *,
+    allow_weaker: bool,
+) -> tuple[Finding, ...]:
+    """In the hold: fill the memory of a tree, check its open files, set its attributes, and return what was lost.
+
+    The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed, IntegrityError, OSError if
+    it must not run.
+    """
+    fill_memory(tree, init, streams)
+    weaker = check_open_files(tree, recorded, init, allow_weaker=allow_weaker)
+    return (*weaker, *attributes.set_all(init))
 
 
 def plan_attributes(

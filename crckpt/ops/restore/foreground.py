@@ -14,7 +14,7 @@ from crckpt.host.process.job_control import Job, wait_for_job
 from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.process.terminals import ShellTerminal, read_terminal
 from crckpt.images.tree import ImageTree
-from crckpt.ops.restore.result import RestoreResult
+from crckpt.ops.restore.attempt import RestoreResult
 
 _COPIED_WITHIN_S: Final = 1.0
 

@@ -31,12 +31,12 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
 from crckpt.ops.failure_locations import name_place_in_images
 from crckpt.ops.failures import criu_failure
-from crckpt.ops.restore.attributes import AttributeRestore
-from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
+from crckpt.ops.restore.attempt import HOLDERS
+from crckpt.ops.restore.attributes import AttributeRestore, prepare_tree
 from crckpt.ops.restore.images import ImageStreams
+from crckpt.ops.restore.launch import create_holders, write_holders
 from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
-from crckpt.ops.restore.prepare_tree import prepare_tree
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_needed_numbers

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -17,17 +19,22 @@ from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.helper.pid_namespace.client import PidNamespace, pid_namespace
 from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
-from crckpt.host.process import run
+from crckpt.host.process import cgroups, run
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, nsenter_words, require_staging
-from crckpt.ops.restore.attempt import RestoreAttempt
-from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
+from crckpt.ops.restore.attempt import HOLDERS, RestoreAttempt
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.preflight.attribute_record import GroupMoves
 from crckpt.store import Repository, staged
 from crckpt.store.transaction import RESTORE_LOG, record_builder
+
+# The library maps it before we know how much is needed. It stays sparse.
+_SIZE: Final = 8 << 20
+_MOST_GROUPS: Final = 256
+_WORD: Final = 4
+_END: Final = bytes(_WORD)
 
 
 class LaunchedCriu(Struct, frozen=True):
@@ -156,3 +163,33 @@ def launched_criu(
             if new is None:
                 record_builder(work, criu.pid)
         yield launched
+
+
+def create_holders(path: Path) -> None:
+    """Create the file by which CRIU's preload library knows with whose rights it makes things; it says nothing yet."""
+    path.touch(0o600, exist_ok=False)
+    os.truncate(path, _SIZE)
+
+
+def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
+    """Write user and groups of all processes that are not root's, before CRIU makes any; and their `moves`.
+
+    CRIU's preload library makes with these rights, and in these control groups, what a process had (holders.c).
+    """
+    content = b""
+    for process in tree.processes:
+        rights = process.core.rights
+        # With more groups than the library takes, a process gets its things from root.
+        if rights is not None and rights.uids[3] and len(rights.groups) <= _MOST_GROUPS:
+            numbers = (process.pid, rights.uids[3], rights.gids[3], len(rights.groups), *sorted(rights.groups))
+            content += struct.pack(f"={len(numbers)}I", *numbers)
+    content += _END
+    for pid, group in moves:
+        directory = cgroups.group_directory(group.controllers, group.path)
+        # Rules for the opening of devices are not for what was opened before: such a group is entered in the hold.
+        if directory is not None and group.controllers != "devices":
+            name = os.fsencode(directory / "cgroup.procs")
+            words = len(name) // _WORD + 1
+            content += struct.pack(f"=II{words * _WORD}s", pid, words, name)
+    with path.open("r+b") as file:
+        file.write(content[: _SIZE - len(_END)])

@@ -72,19 +72,10 @@ class RecordedFiles(Struct, frozen=True):
     in_flight: frozenset[int] = frozenset()
 
     @classmethod
-    def of_details(
-        cls,
-        details: Mapping[str, Any],
-        *,
-        by_inode: bool = False,
-        is_of_this_host: bool = False,
-        in_flight: frozenset[int] = frozenset(),
-    ) -> RecordedFiles:
-        """Return the files in the details of a checkpoint."""
-        heads, times = details.get("file_heads", {}), details.get("file_times", {})
-        files, owners = details.get("files", {}), details.get("file_owners", {})
-        births = details.get("file_births", {})
-        return cls(files, owners, by_inode, heads, times, is_of_this_host, births, in_flight)
+    def of_details(cls, details: Mapping[str, Any], **known: Any) -> RecordedFiles:
+        """Return the files in the details of a checkpoint, with what else is `known`."""
+        parts = {name: details.get(f"file_{name}", {}) for name in ("owners", "heads", "times", "births")}
+        return cls(details.get("files", {}), **parts, **known)
 
     @property
     def inodes(self) -> dict[str, frozenset[int]]:

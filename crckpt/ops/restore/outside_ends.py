@@ -6,16 +6,27 @@ import os
 import select
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from msgspec import Struct
 
-from crckpt.helper.terminal.client import TerminalHolder
+from crckpt.causes import Finding, cause
+from crckpt.errors import IntegrityError, UsageError
+from crckpt.helper.calls.remote_calls import Order, carry_out
+from crckpt.helper.terminal.client import TerminalHolder, held_terminal
+from crckpt.helper.terminal.protocol import HeldTree
+from crckpt.host import proc
+from crckpt.host.disk.checked_files import open_for_appending
 from crckpt.host.observe.pipes import make_filled_pipe
 from crckpt.host.process import run
 from crckpt.images.pipes import PipeContent
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT
-from crckpt.preflight.restore.descriptors import OutsidePipe
+from crckpt.images.tree import ImageTree
+from crckpt.ops.inspect.images import read_pipes
+from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.preflight.restore.checks import RestoreVerdict
+from crckpt.preflight.restore.descriptors import OutsidePipe, find_terminal_leader
+from crckpt.preflight.restore.tasks import find_needed_ids
 
 
 class OutsideEnds(Struct, frozen=True):
@@ -94,6 +105,47 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[Inherit
             os.close(descriptor)
 
 
+@contextmanager
+def opened_outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: RestoreVerdict) -> Iterator[OutsideEnds]:
+    """Give what the tree gets from outside; what is opened for it is closed with the block."""
+    request = attempt.request
+    with ExitStack() as stack:
+        replaces = attempt.find_replaced_terminals(tree) is not None
+        output = None
+        if replaces and request.tty_file is not None:
+            try:
+                output = open_for_appending(request.tty_file)
+            except (IntegrityError, OSError) as error:
+                # A system error names only the part of the path that it is of.
+                why = getattr(error, "strerror", None) or error
+                raise UsageError(
+                    f"--tty: cannot write to {request.tty_file}: {why}", hint="name another file"
+                ) from error
+            stack.callback(os.close, output)
+        holder, is_new = None, attempt.has_new_terminal
+        if is_new:
+            # CRIU puts a tree without a session leader into its own session, which must live as long as the tree. A
+            # root that leads its session gets the terminal in the hold. If the block fails, holder and terminal end.
+            is_session = tree.root.pid != tree.root.sid
+            holder = stack.enter_context(
+                held_terminal(
+                    attempt.checkpoint.job,
+                    find_needed_ids(tree),
+                    is_session=is_session,
+                    in_namespace=request.new_pid_namespace,
+                )
+            )
+        is_ours = verdict.needs_terminal and not is_new
+        yield OutsideEnds(
+            verdict.outside_pipes,
+            request.terminal if is_ours else None,
+            read_pipes(attempt.repository, attempt.checkpoint, verdict.two_way_pipes),
+            replaces,
+            output,
+            holder,
+        )
+
+
 def socket_outputs(output: int) -> frozenset[int]:
     """Find which of the tree's outputs (1, 2) would be sockets; `output` is our descriptor for its standard output."""
     modes = {1: 0, 2: 0}
@@ -122,3 +174,31 @@ def _copy_to(output: int) -> tuple[int, int]:
     finally:
         for descriptor in (reader, output, null):
             os.close(descriptor)
+
+
+def give_terminal(holder: TerminalHolder, tree: ImageTree, init: int | None) -> Iterator[Finding]:
+    """In the hold: let the tree have the terminal as it had the old one; yield what was lost."""
+    # CRIU has given it the owner that the old one had.
+    owner = tree.root.core.credentials
+    if owner is not None:
+        os.fchown(holder.slave, owner.uid, -1)
+    leader = find_terminal_leader(tree)
+    if leader is None:
+        return
+    pid = proc.outer_pids((leader.pid,), init).get(leader.pid)
+    if pid is None:
+        return
+    values = (("controlling_terminal", (leader.fd, leader.group)),)
+    for answer in carry_out((Order(pid, pid, "set", values, is_lent=True),)):
+        for why in filter(None, (answer.why, *(why for _, why in answer.failed))):
+            yield cause("terminal-not-controlling").finding(why=why)
+
+
+def commit_terminal(holder: TerminalHolder, attempt: RestoreAttempt, tree: ImageTree, root: int) -> Iterator[Finding]:
+    """Report to the holder that the tree runs, whose root we see as `root`; yield what was lost."""
+    checkpoint = attempt.checkpoint
+    held = HeldTree(
+        root, proc.start_time(root) or 0, tree.root.pid, tree.root.comm, checkpoint.job, checkpoint.id, holder.log
+    )
+    if why := holder.commit(held):
+        yield cause("terminal-not-attachable").finding(why=why, log=holder.log)

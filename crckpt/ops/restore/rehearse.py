@@ -36,11 +36,10 @@ from crckpt.ops.restore.isolated_run import (
     reachable_sockets,
     run_isolated,
 )
-from crckpt.ops.restore.judgement import plan_restore
 from crckpt.ops.restore.launch import find_work_place, opened_work_directory
 from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.request import RehearsalRequest, RestoreRequest
-from crckpt.ops.restore.survey import survey
+from crckpt.ops.restore.survey import plan_restore, survey
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.files import find_unsized

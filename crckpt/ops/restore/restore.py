@@ -27,7 +27,6 @@ from crckpt.errors import (
 )
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host import proc
-from crckpt.host.disk.checked_files import open_for_appending
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.other_names import linked_again
 from crckpt.host.disk.rewind import restored_on_failure
@@ -38,22 +37,25 @@ from crckpt.host.process.terminals import lower_numbers_held, terminal_of_shell
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
-from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree, read_pipes
+from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree
 from crckpt.ops.lazy.client import Filler
-from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
-from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
+from crckpt.ops.restore.attempt import (
+    Announce,
+    BeforeRun,
+    RestoreAttempt,
+    RestoreResult,
+    SkippedCheckpoint,
+    ignore_announcement,
+)
+from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes, prepare_tree
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
-from crckpt.ops.restore.holders import write_holders
 from crckpt.ops.restore.images import ImageStreams, LateFill
-from crckpt.ops.restore.judgement import judge_attempt
-from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
+from crckpt.ops.restore.launch import LaunchedCriu, launched_criu, write_holders
 from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, record_running, refuse_moved, restoring
-from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles
-from crckpt.ops.restore.outside_ends import OutsideEnds
-from crckpt.ops.restore.prepare_tree import prepare_tree
+from crckpt.ops.restore.outside_ends import OutsideEnds, commit_terminal, give_terminal, opened_outside_ends
 from crckpt.ops.restore.request import RestoreRequest
-from crckpt.ops.restore.result import RestoreResult, SkippedCheckpoint
+from crckpt.ops.restore.survey import judge_attempt
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_needed_numbers, needs_terminal
@@ -215,7 +217,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         attributes.enter_session()
         # Before CRIU reads the images.
         stack.enter_context(lower_numbers_held(find_needed_numbers(tree)))
-        outside = stack.enter_context(_outside_ends(attempt, tree, verdict))
+        outside = stack.enter_context(opened_outside_ends(attempt, tree, verdict))
         if criu is None or outside != OutsideEnds() or tree.is_read_by_position or attributes.needs_session:
             # CRIU must know at its start what it gets from outside, and whether its images are files.
             early.close()
@@ -237,34 +239,6 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             copiers=criu.copiers,
         )
         return _build(attempt, tree, result, criu, streams, attributes, recorded)
-
-
-@contextmanager
-def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: RestoreVerdict) -> Iterator[OutsideEnds]:
-    """Give what the tree gets from outside; what is opened for it is closed with the block."""
-    request = attempt.request
-    with ExitStack() as stack:
-        replaces = attempt.find_replaced_terminals(tree) is not None
-        output = None
-        if replaces and request.tty_file is not None:
-            try:
-                output = open_for_appending(request.tty_file)
-            except (IntegrityError, OSError) as error:
-                # A system error names only the part of the path that it is of.
-                why = getattr(error, "strerror", None) or error
-                raise UsageError(
-                    f"--tty: cannot write to {request.tty_file}: {why}", hint="name another file"
-                ) from error
-            stack.callback(os.close, output)
-        is_ours = verdict.needs_terminal and not attempt.has_new_terminal
-        yield OutsideEnds(
-            verdict.outside_pipes,
-            request.terminal if is_ours else None,
-            read_pipes(attempt.repository, attempt.checkpoint, verdict.two_way_pipes),
-            replaces,
-            output,
-            stack.enter_context(new_terminal(attempt, tree)) if attempt.has_new_terminal else None,
-        )
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from crckpt.host import proc
 from crckpt.host.observe.tree import leave_out_ended, observe
-from crckpt.ops.dump import attributes
-from crckpt.ops.dump.details import record_files
+from crckpt.ops.dump.details import Answers, record_attributes, record_files
 
 NOBODY = 65534
 FAMILY = """
@@ -81,7 +80,7 @@ def test_observation_belongs_to_the_identified_process(family: proc.Tree) -> Non
 
 def test_attributes_belong_to_the_identified_process(family: proc.Tree) -> None:
     def recorded(root: proc.Process) -> list[int]:
-        return [process.pid for process in attributes.record(root, attributes.Answers()).processes]
+        return [process.pid for process in record_attributes(root, Answers()).processes]
 
     assert recorded(family.root) == list(family.pids)
     assert recorded(with_another_root(family)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.checkpoint import commit_checkpoint
 from crckpt.ops.dump.launch import Workspace
 from crckpt.ops.dump.plan import PlannedDump
-from crckpt.ops.dump.reported import Reported
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import Checkpoint, Preparation, Repository
 
@@ -48,11 +48,13 @@ def rights() -> dict[int, Rights]:
 
 
 def commit(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | None = None) -> Checkpoint:
-    return commit_reported(dump, workspace, Reported(None if rights is None else TaskStates(rights)))
+    return commit_reported(dump, workspace, None if rights is None else TaskStates(rights))
 
 
-def commit_reported(dump: PlannedDump, workspace: Workspace, reported: Reported) -> Checkpoint:
-    return commit_checkpoint(dump, workspace, described(), reported, Preparation(workspace.repository))
+def commit_reported(
+    dump: PlannedDump, workspace: Workspace, states: TaskStates | None, securebits: Mapping[int, int] = {}
+) -> Checkpoint:
+    return commit_checkpoint(dump, workspace, described(), states, securebits, Preparation(workspace.repository))
 
 
 def refusal(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
@@ -127,19 +129,18 @@ def test_forged_state_of_a_process_is_refused(
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
     umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
     state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True, links={})
-    forged = Reported(TaskStates(rights, {ROOT: replace(state, **changes)}))
+    forged = TaskStates(rights, {ROOT: replace(state, **changes)})
     with pytest.raises(DumpFailed, match=f"process {ROOT} told CRIU that it has another {what} than it has"):
         commit_reported(dump, workspace, forged)
-    commit_reported(dump, workspace, Reported(TaskStates(rights, {ROOT: state})))
+    commit_reported(dump, workspace, TaskStates(rights, {ROOT: state}))
 
 
 def test_lost_securebits_are_reported(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
     """A process with the capability to change them may have done that itself."""
     poor = replace(rights[ROOT], capabilities=(0, 0, 0, rights[ROOT].capabilities[3], 0))
-    reported = Reported(TaskStates(rights | {ROOT: poor}), {ROOT: 3})
     with pytest.raises(DumpFailed, match="securebits"):
-        commit_reported(dump, workspace, reported)
-    commit_reported(dump, workspace, Reported(TaskStates(rights), {ROOT: 3}))
+        commit_reported(dump, workspace, TaskStates(rights | {ROOT: poor}), {ROOT: 3})
+    commit_reported(dump, workspace, TaskStates(rights), {ROOT: 3})
 
 
 def test_failed_check_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspace) -> None:
@@ -148,7 +149,7 @@ def test_failed_check_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspa
         raise DumpFailed("the tree runs again")
 
     with pytest.raises(DumpFailed, match="runs again"):
-        commit_checkpoint(dump, workspace, described(), Reported(), Preparation(workspace.repository), before=fail)
+        commit_checkpoint(dump, workspace, described(), None, {}, Preparation(workspace.repository), before=fail)
     assert workspace.repository.checkpoints() == ()
 
 

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from crckpt.ops.context import ignore_progress
-from crckpt.ops.dump.copy_progress import copying_reported
+from crckpt.ops.dump.plan import copying_reported
 
 MEMORY = 1 << 20
 

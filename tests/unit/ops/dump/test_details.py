@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
 from crckpt.ops.context import Context
-from crckpt.ops.dump.attributes import Answers
-from crckpt.ops.dump.details import describe_checkpoint, read_details
+from crckpt.ops.dump.details import Answers, describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest

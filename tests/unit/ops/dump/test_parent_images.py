@@ -10,7 +10,7 @@ from image_sets import ImageSet, area, described, files_of, open_store, page, pa
 from crckpt.errors import StoreUnusable
 from crckpt.images.pagemap import PRESENT, Entry, read_pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.dump.parent_images import find_parent_images, write_page_maps
+from crckpt.ops.dump.lineage import find_parent_images, write_page_maps
 from crckpt.store import ingest
 from crckpt.tracking.dump_basis import RoundBase
 

@@ -12,8 +12,8 @@ from dump_targets import CRIU
 from own_process import children
 
 from crckpt.host.process.job_control import Job
+from crckpt.ops.restore.attempt import RestoreResult
 from crckpt.ops.restore.foreground import ProgramEnd, wait_for_program
-from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.store import Checkpoint
 
