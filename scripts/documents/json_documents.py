@@ -36,7 +36,7 @@ from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection
 from crckpt.ops.inspect.show import FileDetail, ProcessDetail
 from crckpt.ops.inspect.strings import Match
 from crckpt.ops.report import Report
-from crckpt.ops.restore.isolated_run import EndedProcess, ProbeResult
+from crckpt.ops.restore.rehearse import EndedProcess, ProbeResult
 from crckpt.ops.tag import TagResult
 from crckpt.preflight.dump.checks import OptionReason
 from crckpt.store import Damage, UnreadableCheckpoint, Unrepaired

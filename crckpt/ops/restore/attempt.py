@@ -20,11 +20,10 @@ from crckpt.images.tree import ImageTree
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.lazy.client import Filler
-from crckpt.ops.restore.images import ImageEdits, find_new_paths, images_with_parent_signal
+from crckpt.ops.restore.images import ImageEdits, plan_edits
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_terminal_files
-from crckpt.preflight.restore.files import find_unsized
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.tracking.preload.library import restore_words
@@ -146,10 +145,8 @@ class RestoreAttempt(Struct, frozen=True):
 
     def find_edits(self, tree: ImageTree) -> ImageEdits:
         """Find the changes to the images. A parent-death signal is removed if CRIU is the root's parent."""
-        without_signal = frozenset() if self.is_sibling else images_with_parent_signal(tree)
         terminals = self.find_replaced_terminals(tree)
-        unsized = find_unsized(tree, self.request.grown)
-        return ImageEdits(without_signal, terminals, find_new_paths(tree), unsized, tree.groups)
+        return plan_edits(tree, self.request.grown, keeps_signal=self.is_sibling, terminals=terminals)
 
     def find_replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
         """Find the terminals that other files replace, if the user wants that and the tree has such terminals."""

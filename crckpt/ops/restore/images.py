@@ -32,6 +32,8 @@ from crckpt.ops.context import Progress
 from crckpt.ops.inspect.images import unpack_images
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.lazy.plan import make_plans
+from crckpt.preflight.restore.files import find_unsized
+from crckpt.preflight.restore.plan import Grown
 from crckpt.store import Checkpoint, Repository
 
 if TYPE_CHECKING:
@@ -105,6 +107,14 @@ class ImageEdits(Struct, frozen=True):
             yield partial(edit_files, paths=self.paths, unsized=self.unsized)
         if name == "tty-info.img":
             yield partial(replace_ended_groups, groups=self.groups)
+
+
+def plan_edits(
+    tree: ImageTree, grown: Grown, *, keeps_signal: bool = False, terminals: TerminalFiles | None = None
+) -> ImageEdits:
+    """Plan the changes of a restore; `keeps_signal`: of the root's threads, when their parent ends."""
+    without_signal = frozenset() if keeps_signal else images_with_parent_signal(tree)
+    return ImageEdits(without_signal, terminals, find_new_paths(tree), find_unsized(tree, grown), tree.groups)
 
 
 def write_images(
