@@ -9,7 +9,7 @@ from crckpt.cli.help import ADVANCED, WHERE
 from crckpt.cli.output import emit, print_progress
 from crckpt.criu.install.install import InstallRequest, parse_candidates
 from crckpt.criu.install.install import install_criu as perform
-from crckpt.criu.install.prefix import default_prefix
+from crckpt.criu.install.machine import default_prefix
 
 
 def install_criu(

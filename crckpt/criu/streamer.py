@@ -91,7 +91,11 @@ class Streamer:
         try:
             with connection:
                 images = self._promised.get()
-                while images is not None and (request := _read_message(connection)) is not None:
+                while images is not None:
+                    header = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
+                    if len(header) < _LENGTH.size:
+                        break
+                    request = connection.recv(_LENGTH.unpack(header)[0], socket.MSG_WAITALL)
                     feeders += self._answer(connection, images, Message(request, "CRIU's request").text(_NAME))
         except ConnectionError:
             pass  # CRIU has failed and says why
@@ -108,7 +112,10 @@ class Streamer:
         connection.sendall(_LENGTH.pack(len(answer)) + answer)
         if image is None:
             return ()
-        pipe = _receive_descriptor(connection)
+        _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_LENGTH.size), socket.MSG_CMSG_CLOEXEC)
+        if not ancillary:
+            raise ConnectionAbortedError("CRIU ended during a request")
+        (pipe,) = array.array("i", ancillary[0][2])
         # CRIU splices other files to where they belong, and only copies from these.
         lent = name.startswith("pages-")
         rest = image if lent else _without_small(image, pipe)
@@ -165,21 +172,3 @@ def _without_small(image: Iterator[memoryview], pipe: int) -> Iterator[memoryvie
         raise
     os.close(pipe)
     return None
-
-
-def _read_message(connection: socket.socket) -> bytes | None:
-    """Read the next message; None at the end."""
-    header = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    return connection.recv(length, socket.MSG_WAITALL)
-
-
-def _receive_descriptor(connection: socket.socket) -> int:
-    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_LENGTH.size), socket.MSG_CMSG_CLOEXEC)
-    if not ancillary:
-        raise ConnectionAbortedError("CRIU ended during a request")
-    ((_, _, content),) = ancillary
-    (descriptor,) = array.array("i", content)
-    return descriptor

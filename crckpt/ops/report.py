@@ -149,9 +149,7 @@ def _collect(
             found.extend(make())
         except (NoSuchCheckpoint, UsageError):  # the user must correct this: an archive would be useless
             raise
-        except CrckptError as error:
-            failed.append(FailedPart(part, error.message))
-        except OSError as error:
+        except (CrckptError, OSError) as error:
             failed.append(FailedPart(part, error_text(error)))
         except MemoryError:
             failed.append(FailedPart(part, "the host has too little memory"))

@@ -9,30 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from crckpt.criu.install.machine import NotDownloadedError, RejectedError, architecture, run
-from crckpt.criu.install.prefix import wrap
+from crckpt.criu.install.machine import NotDownloadedError, RejectedError, architecture, run, wrap
 
 SUITES: Final = ("sid", "testing", "stable")
 _KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _CRIT: Final = ("python3-pycriu", "python3-protobuf")  # without the libraries of the latter, which crit does not need
 _BUILD_NEEDS: Final = (
-    "gcc",
-    "libbsd-dev",
-    "libc6-dev",
-    "libcap-dev",
-    "libgnutls28-dev",
-    "libnet1-dev",
-    "libnftables-dev",
-    "libnl-3-dev",
-    "libprotobuf-c-dev",
-    "libprotobuf-dev",
-    "make",
-    "nftables",
-    "pkg-config",
-    "protobuf-c-compiler",
-    "protobuf-compiler",
-    "uuid-dev",
-    "xz-utils",
+    "gcc libbsd-dev libc6-dev libcap-dev libgnutls28-dev libnet1-dev libnftables-dev libnl-3-dev libprotobuf- "
+    "c-dev libprotobuf-dev make nftables pkg-config protobuf-c-compiler protobuf-compiler uuid-dev xz-utils"
 )
 # Not LD_PRELOAD: that would reach the wrapper's shell and every program that criu starts.
 _PRELOAD: Final = '${CRCKPT_CRIU_PRELOAD:+--preload "$CRCKPT_CRIU_PRELOAD"}'
@@ -103,7 +87,7 @@ def build(staging: Path, apt: list[str], say: Callable[[str], None]) -> None:
     """Build criu from Debian's copy of its source, with this machine's compiler and libraries."""
     say("build: installing what the build needs, then building: about a minute")
     run("apt-get", "-qq", "update")
-    run("apt-get", "-qq", "install", "--yes", "--no-install-recommends", *_BUILD_NEEDS)
+    run("apt-get", "-qq", "install", "--yes", "--no-install-recommends", *_BUILD_NEEDS.split())
     _update(apt)
     # The original source is enough: Debian changes only the packaging.
     run("apt-get", *apt, "-qq", "source", "--tar-only", "criu", cwd=staging / "apt")

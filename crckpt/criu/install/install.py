@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,8 +12,7 @@ from typing import Final, NamedTuple
 
 from crckpt.criu import install
 from crckpt.criu.install.debian import SUITES, apt_options, build, debian_mirror, unpack
-from crckpt.criu.install.machine import NotDownloadedError, RejectedError, may_checkpoint, run
-from crckpt.criu.install.prefix import default_prefix, locked, replacing
+from crckpt.criu.install.machine import NotDownloadedError, RejectedError, default_prefix, locked, replacing, run
 from crckpt.criu.install.trial import trial
 from crckpt.errors import CrckptError, HostCannot, UsageError
 
@@ -24,6 +24,7 @@ _DESCRIPTIONS: Final = {
 }
 CANDIDATES: Final = tuple(_DESCRIPTIONS)
 _SCRIPT: Final = "scripts/install-criu"
+_CAP_CHECKPOINT_RESTORE: Final = 40
 
 
 class InstallRequest(NamedTuple):
@@ -64,7 +65,9 @@ def install_criu(request: InstallRequest, say: Callable[[str], None]) -> Install
 
     Raises HostCannot if none works, UsageError if others can change the prefix.
     """
-    if os.geteuid() != 0 and not may_checkpoint():
+    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    may_checkpoint = effective is not None and int(effective[1], 16) >> _CAP_CHECKPOINT_RESTORE & 1
+    if os.geteuid() != 0 and not may_checkpoint:
         raise HostCannot("Checkpoints need root or CAP_CHECKPOINT_RESTORE.", hint=f"sudo {request.command}")
     os.umask(0o022)  # everybody may run it
     rejected: list[tuple[str, str]] = []

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, Refusal
+from crckpt.causes import Finding
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import CrckptError
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.process.job_control import Job
 from crckpt.images.terminal_files import TerminalFiles
@@ -25,7 +24,6 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_terminal_files
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.tracking.preload.library import restore_words
 
 if TYPE_CHECKING:
@@ -121,14 +119,6 @@ class RestoreAttempt(Struct, frozen=True):
         elif self.request.or_older:
             older = ""
         return {"ref": self.name, "older": older}
-
-    def fill_in(self, failure: CrckptError) -> CrckptError:
-        """Return its failure with remedies that can be typed as they are."""
-        if isinstance(failure, Refusal):
-            return failure.fill(**self.values)
-        if isinstance(failure, DamagedCheckpoint) and not failure.has_own_hint:
-            return failure.reword(hint=f"{FIND_REPAIR}{self.values['older']}")
-        return failure
 
     def name_checkpoint(self, result: RestoreResult) -> RestoreResult:
         """Return its result with warnings whose remedies name the checkpoint."""

@@ -40,7 +40,7 @@ _END: Final = bytes(_WORD)
 class LaunchedCriu(Struct, frozen=True):
     """A CRIU that waits for its images, or has them as files. `new` is the tree's new PID namespace, if it gets one.
 
-    `copiers` are as in `InheritedEnds`.
+    `copiers` are as `inherited_ends` gives them.
     """
 
     run: CriuRun
@@ -136,12 +136,12 @@ def launched_criu(
             # A root that leads a session gets what is typed from us: the init must not get it, too.
             own_session = outside.terminal is None or tree.root.sid == tree.root.pid
             new = stack.enter_context(pid_namespace(tree.root.pid, own_session=own_session))
-        ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
+        ends, copiers = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
         command = (
             *(nsenter_words(new.init, ("pid", "mnt")) if new and holder is None else ()),
             # A tree without a session leader gets CRIU's session, with a number in its PID namespace for the next dump.
             *(("setsid",) if new and outside.terminal is None and holder is None else ()),
-            *attempt.command(Paths(images, work, hold.script), ends.values, stream=not as_files),
+            *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
         )
         holders = work / HOLDERS
         create_holders(holders)
@@ -154,11 +154,11 @@ def launched_criu(
                 work / RESTORE_LOG,
                 holds=(hold,),
                 terminal=outside.terminal,
-                keep=(streamer.descriptor, *ends.kept),
+                keep=(streamer.descriptor, *ends.values()),
                 limited=True,
                 start=run.start if holder is None else holder.start,
             )
-            launched = LaunchedCriu(criu, streamer, hold, new, command, holders, tuple(ends.copiers))
+            launched = LaunchedCriu(criu, streamer, hold, new, command, holders, tuple(copiers))
             stack.callback(launched.give_up)
             if new is None:
                 record_builder(work, criu.pid)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from crckpt.causes import Finding, cause
 from crckpt.errors import CrckptError, PreflightRefused, StoreLocked
 from crckpt.host import proc
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.model import JobName
-from crckpt.ops.last_checkpoint import describe_place, read_with_details
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.move_status import MoveStatus, find_moved, find_status
+from crckpt.store.move_status import find_moved, find_status
 from crckpt.store.moves import Move, read_move, remove_move
 from crckpt.store.repository import TIMEOUT_S
 
@@ -31,20 +29,18 @@ def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: Restor
         return
     move, when = status.move, f"{status.move.changed:%Y-%m-%d %H:%M:%S} UTC"
     if move.forbids_restore:
-        raise _refuse_unfinished(status)
+        hint, state = f"wait until crckpt (PID {status.crckpt_pid}) has moved it", "is being moved"
+        if status.crckpt_pid is None:
+            there = "" if status.next_on in (None, move.side) else f", on {move.peer}"
+            hint, state = f"finish the move{there}: {status.next_command}", "has an unfinished move"
+        what = f"{move.job} {state} {_describe_direction(move)}: a restore could start a second copy"
+        raise PreflightRefused(what, hint=hint, is_in_use=True)
     if not request.despite_move:
         message = f"a move of {move.job} from {move.peer} was aborted ({when}), and it may still run there"
         if move.side == "source":
             message = f"{move.job} was moved to {move.peer} ({when}), and may still run there"
         hint = f"if it no longer runs there: crckpt restore {request.ref} --despite-move"
         raise PreflightRefused(message, hint=hint, is_in_use=True)
-
-
-def find_running_copy(repository: Repository, checkpoint: Checkpoint) -> tuple[Finding, ...]:
-    """Find out whether the job's tree runs here: as it was dumped, or as it was restored, wherever."""
-    # The restore says what is damaged.
-    root = read_with_details(repository, checkpoint).find_running_root()
-    return () if root is None else (cause("job-runs").finding(job=checkpoint.job, place=describe_place(root)),)
 
 
 @contextmanager
@@ -84,22 +80,6 @@ def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
     """Remove the record that the job was moved away: it runs here again."""
     with suppress(CrckptError, OSError):
         remove_move(repository.backend, checkpoint.job)
-
-
-def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
-    move = status.move
-    if status.crckpt_pid is not None:
-        hint = f"wait until crckpt (PID {status.crckpt_pid}) has moved it"
-    elif status.next_on in (None, move.side):
-        hint = f"finish the move: {status.next_command}"
-    else:
-        hint = f"finish the move, on {move.peer}: {status.next_command}"
-    state = "is being moved" if status.crckpt_pid is not None else "has an unfinished move"
-    return PreflightRefused(
-        f"{move.job} {state} {_describe_direction(move)}: a restore could start a second copy",
-        hint=hint,
-        is_in_use=True,
-    )
 
 
 def _describe_direction(move: Move) -> str:

@@ -45,34 +45,15 @@ class OutsideEnds(Struct, frozen=True):
     holder: TerminalHolder | None = None
 
 
-class InheritedEnds(Struct, frozen=True):
-    """Values for CRIU's --inherit-fd, each with our descriptor.
-
-    `copiers` are PIDs of processes that copy what the tree writes to its output. They end with the tree; we reap them.
-    """
-
-    descriptors: dict[str, int] = {}
-    copiers: list[int] = []
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The values."""
-        return tuple(self.descriptors)
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Our descriptors."""
-        return tuple(self.descriptors.values())
-
-
 @contextmanager
-def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[InheritedEnds]:
-    """Give what CRIU inherits; our descriptors are closed with the block.
+def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[tuple[dict[str, int], list[int]]]:
+    """Give values for CRIU's --inherit-fd, each with our descriptor, which is closed with the block.
 
-    A pipe to the outside becomes `output`, or /dev/null if that is None.
+    And the PIDs of processes that copy what the tree writes to its output. They end with the tree; we reap them. A pipe
+    to the outside becomes `output`, or /dev/null if that is None.
     """
-    inherited = InheritedEnds()
-    ends = inherited.descriptors
+    ends: dict[str, int] = {}
+    copiers: list[int] = []
     writers: list[int] = []
     try:
         for content in outside.contents:
@@ -92,14 +73,14 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[Inherit
                         epoll.register(descriptor)
                     except PermissionError:
                         descriptor, copier = _copy_to(descriptor)
-                        inherited.copiers.append(copier)
+                        copiers.append(copier)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
         if outside.replaces_terminal:
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             ends[f"fd[{null}]:{NO_INPUT}"] = null
             written = os.dup(null if outside.terminal_output is None else outside.terminal_output)
             ends[f"fd[{written}]:{OUTPUT}"] = written
-        yield inherited
+        yield ends, copiers
     finally:
         for descriptor in (*ends.values(), *writers):
             os.close(descriptor)
@@ -185,10 +166,11 @@ def give_terminal(holder: TerminalHolder, tree: ImageTree, init: int | None) -> 
     leader = find_terminal_leader(tree)
     if leader is None:
         return
-    pid = proc.outer_pids((leader.pid,), init).get(leader.pid)
+    inner, fd, group = leader
+    pid = proc.outer_pids((inner,), init).get(inner)
     if pid is None:
         return
-    values = (("controlling_terminal", (leader.fd, leader.group)),)
+    values = (("controlling_terminal", (fd, group)),)
     for answer in carry_out((Order(pid, pid, "set", values, is_lent=True),)):
         for why in filter(None, (answer.why, *(why for _, why in answer.failed))):
             yield cause("terminal-not-controlling").finding(why=why)

@@ -264,9 +264,8 @@ def _run_isolated(isolated: _IsolatedRestore) -> RehearsalResult:
     sockets = tuple(sorted(places))
     # Everything that is started for the tree joins the group: the init, CRIU and the probe share its memory limit.
     joining = () if isolated.group is None else isolated.group.joining
-    cut = tuple((rewind.path, rewind.size) for rewind in verdict.rewinds)
     links = tuple((link.path, link.name) for link in verdict.links)
-    plan = SeclusionPlan(str(work), sockets, find_needed_addresses(tree), cut, isolated.limit, links)
+    plan = SeclusionPlan(str(work), sockets, find_needed_addresses(tree), verdict.rewinds, isolated.limit, links)
     with ExitStack() as stack:
         # First, so that it is closed last: children of a CRIU that was killed listen until the namespaces end.
         streamer = stack.enter_context(serving(work))
@@ -317,14 +316,14 @@ def _run_criu(
     work = isolated.work
     with (
         holds_at(work / "hold", "post-restore") as (hold,),
-        inherited_ends(OutsideEnds(isolated.verdict.outside_pipes, contents=isolated.pipes), None) as ends,
+        inherited_ends(OutsideEnds(isolated.verdict.outside_pipes, contents=isolated.pipes), None) as (ends, _),
     ):
         # The other side is not there: a connection that were kept would send to nobody.
         options = replace(isolated.checkpoint.options, tcp="close" if isolated.tree.established else None)
         paths = Paths(isolated.directory or streamer.directory, work, hold.script)
         stream = isolated.directory is None
         criu = isolated.criu.path
-        command = restore_command(criu, paths, options, sibling=False, inherit=ends.values, stream=stream)
+        command = restore_command(criu, paths, options, sibling=False, inherit=tuple(ends), stream=stream)
         holders = work / HOLDERS
         create_holders(holders)
         write_holders(holders, isolated.tree)
@@ -334,7 +333,7 @@ def _run_criu(
                 work / "restore.log",
                 hold=hold,
                 in_hold=in_hold,
-                keep=(streamer.descriptor, *ends.kept),
+                keep=(streamer.descriptor, *ends.values()),
                 limited=True,
             )
         except OSError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause, preflight_refusal
+from crckpt.causes import Finding, Refusal, cause, preflight_refusal
 from crckpt.criu.command import Paths
 from crckpt.criu.engine import CriuResult
 from crckpt.criu.hold import AfterCommit
@@ -38,6 +38,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
 from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree
+from crckpt.ops.last_checkpoint import describe_place, read_with_details
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import (
     Announce,
@@ -51,7 +52,7 @@ from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes, pre
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu, write_holders
-from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, record_running, refuse_moved, restoring
+from crckpt.ops.restore.moved_jobs import forget_move, record_running, refuse_moved, restoring
 from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.outside_ends import OutsideEnds, commit_terminal, give_terminal, opened_outside_ends
 from crckpt.ops.restore.request import RestoreRequest
@@ -61,7 +62,7 @@ from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_needed_numbers, needs_terminal
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.store import Checkpoint, Repository, open_reader
-from crckpt.store.damage import DamagedCheckpoint
+from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
@@ -107,7 +108,12 @@ def restore(
             stack.enter_context(restoring(repository, newest.job, alone=alone))
             if before_run is None:
                 refuse_moved(repository, newest, request)
-        running = find_running_copy(repository, newest) if before_run is None and request.preflight else ()
+        running: tuple[Finding, ...] = ()
+        if before_run is None and request.preflight:
+            # As it was dumped, or as it was restored, wherever. The restore says what is damaged.
+            root = read_with_details(repository, newest).find_running_root()
+            place = () if root is None else (describe_place(root),)
+            running = tuple(cause("job-runs").finding(job=newest.job, place=where) for where in place)
         # In other PIDs not all that is in use shows that it is the program itself: then that is named, too.
         if running and not request.new_pid_namespace:
             raise preflight_refusal(running, is_in_use=True)
@@ -174,8 +180,13 @@ def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
     except (Interrupted, OSError) as error:
         ours = to_crckpt_error(error, RestoreFailed, "the restore")
         raise ours.reword(state=NOTHING_LEFT) from error
-    except CrckptError as error:
-        raise attempt.fill_in(error) from error
+    # Their remedies can be typed as they are.
+    except Refusal as error:
+        raise error.fill(**attempt.values) from error
+    except DamagedCheckpoint as error:
+        if error.has_own_hint:
+            raise
+        raise error.reword(hint=f"{FIND_REPAIR}{attempt.values['older']}") from error
 
 
 def _restore(attempt: RestoreAttempt) -> RestoreResult:
@@ -246,11 +257,11 @@ def _files_rewound(checkpoint: Checkpoint, verdict: RestoreVerdict) -> Iterator[
     """Cut files back (--grown rewind); give the verdict with warnings that name the files with what was cut off."""
     kept: dict[str, Path] = {}
     with ExitStack() as stack:
-        for rewind in verdict.rewinds:
-            path = Path(rewind.path)
+        for at, size in verdict.rewinds:
+            path = Path(at)
             name = name_with_ending(path.name, f".after-{checkpoint.id[:12]}")
             # A restore that fails leaves the files as they were. Once the tree runs, its files are its own.
-            kept[rewind.path] = stack.enter_context(restored_on_failure(path, rewind.size, name))
+            kept[at] = stack.enter_context(restored_on_failure(path, size, name))
         cut = "file-rewound"
         warnings = (each.fill(kept=kept[each.get("path")]) if each.key == cut else each for each in verdict.warnings)
         yield replace(verdict, warnings=tuple(warnings))

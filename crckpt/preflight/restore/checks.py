@@ -49,13 +49,6 @@ class FoundLink(NamedTuple):
     owner: int
 
 
-class Rewind(NamedTuple):
-    """A file to cut back to the size in bytes that it had at the checkpoint."""
-
-    path: str
-    size: int
-
-
 class RestoreVerdict(Struct, frozen=True):
     """Whether a restore may begin: only without `blockers`.
 
@@ -77,10 +70,10 @@ class RestoreVerdict(Struct, frozen=True):
         return any(finding.key in _IN_USE for finding in self.blockers)
 
     @property
-    def rewinds(self) -> tuple[Rewind, ...]:
-        """The files that are cut back."""
+    def rewinds(self) -> tuple[tuple[str, int], ...]:
+        """The paths of the files that are cut back, each with the size in bytes that it had at the checkpoint."""
         cut = (found for found in self.warnings if found.key == _REWOUND)
-        return tuple(Rewind(found.get("path"), int(found.get("size"))) for found in cut)
+        return tuple((found.get("path"), int(found.get("size"))) for found in cut)
 
 
 def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:

@@ -49,25 +49,17 @@ def _find_outside(tree: ImageTree) -> tuple[TerminalInfo, ...]:
     return tuple(each for each in slaves if each.index not in masters)
 
 
-class TerminalLeader(Struct, frozen=True):
-    """The session leader in the tree whose controlling terminal is outside it, with a descriptor `fd` of the terminal.
+def find_terminal_leader(tree: ImageTree) -> tuple[int, int, int] | None:
+    """Find the session leader in the tree whose controlling terminal is outside: CRIU does not give it that terminal.
 
-    `group` is the process group that gets what is typed.
+    Returns its PID, a descriptor of the terminal, and the process group that gets what is typed.
     """
-
-    pid: int
-    fd: int
-    group: int
-
-
-def find_terminal_leader(tree: ImageTree) -> TerminalLeader | None:
-    """Find the session leader of a terminal outside the tree. CRIU does not give it its controlling terminal."""
     infos = {each.id: each for each in _find_outside(tree)}
     for process in tree.processes:
         for opened in process.descriptors if process.pid == process.sid else ():
             info = infos.get(opened.file.info_id) if isinstance(opened.file, Terminal) else None
             if info is not None and info.session == process.pid:
-                return TerminalLeader(process.pid, opened.fd, info.group or process.pgid)
+                return process.pid, opened.fd, info.group or process.pgid
     return None
 
 

@@ -57,5 +57,5 @@ def rehearsal_warnings(verdict: RestoreVerdict) -> tuple[Finding, ...]:
     """Return the verdict's warnings; those about files to cut back say that this happens in the rehearsal only."""
     # Nobody checkpoints the program of a rehearsal.
     others = (finding for finding in verdict.warnings if finding.key != "file-rewound")
-    cuts = (cause("file-cut-rehearsed").finding(path=rewind.path, size=rewind.size) for rewind in verdict.rewinds)
+    cuts = (cause("file-cut-rehearsed").finding(path=path, size=size) for path, size in verdict.rewinds)
     return (*others, *cuts)

@@ -17,8 +17,8 @@ def test_our_terminal_is_passed_write_only() -> None:
     try:
         tty.setraw(terminal)
         assert fcntl.fcntl(terminal, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-        with inherited_ends(OutsideEnds((OutsidePipe(1, errors=False),)), terminal) as ends:
-            (descriptor,) = ends.kept
+        with inherited_ends(OutsideEnds((OutsidePipe(1, errors=False),)), terminal) as (ends, _):
+            (descriptor,) = ends.values()
             assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.write(descriptor, b"said")
         assert os.read(ours, 10) == b"said"

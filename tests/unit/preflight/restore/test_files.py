@@ -19,7 +19,7 @@ from crckpt.host.proc.file_users import FileWriter
 from crckpt.images.processes import KernelIds
 from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.checks import RestoreVerdict, Rewind, judge_restore
+from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.files import file_uses, find_changed_paths, find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -105,10 +105,10 @@ def test_shrunk_file_is_a_blocker(planned: PlannedRestore, host: HostState, grow
     [
         (LOG, "refuse", ["log-grown"], [], ()),
         (LOG, "keep", [], ["log-kept"], ()),
-        (LOG, "rewind", [], ["file-rewound"], (Rewind(LOG, 11),)),
+        (LOG, "rewind", [], ["file-rewound"], ((LOG, 11),)),
         (PLAIN, "refuse", ["file-grown"], [], ()),
         (PLAIN, "keep", ["file-grown"], [], ()),
-        (PLAIN, "rewind", [], ["file-rewound"], (Rewind(PLAIN, 100),)),
+        (PLAIN, "rewind", [], ["file-rewound"], ((PLAIN, 100),)),
     ],
 )
 def test_grown_files_depend_on_the_option(
@@ -118,7 +118,7 @@ def test_grown_files_depend_on_the_option(
     grown: str,
     blockers: list[str],
     warnings: list[str],
-    rewinds: tuple[Rewind, ...],
+    rewinds: tuple[tuple[str, int], ...],
 ) -> None:
     verdict = judge_restore(replace(planned, grown=grown), with_changed(host, path, size=500))
     assert [finding.key for finding in verdict.blockers] == blockers
@@ -173,7 +173,7 @@ def test_rotated_log_is_accepted(planned: PlannedRestore, host: HostState, chang
 def test_other_file_is_not_cut_back(planned: PlannedRestore, host: HostState) -> None:
     planned = replace(planned, inodes={PLAIN: frozenset({7})}, heads={PLAIN: digest_head(b"begin")}, grown="rewind")
     host = with_changed(host, PLAIN, size=500, inode=7, head=b"begins so")
-    assert [rewind.path for rewind in judge_restore(planned, host).rewinds] == [PLAIN]
+    assert [path for path, _ in judge_restore(planned, host).rewinds] == [PLAIN]
     for change in ({"inode": 8}, {"head": b"other"}):
         assert only_blocker(judge_restore(planned, with_changed(host, PLAIN, **change))).startswith("file-other")
 

@@ -11,7 +11,6 @@ from crckpt.images.tree import OpenDescriptor
 from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.descriptors import (
-    TerminalLeader,
     find_needed_numbers,
     find_terminal_files,
     find_terminal_leader,
@@ -108,7 +107,7 @@ def test_leader_of_an_outside_terminal_is_found(planned: PlannedRestore, session
     terminal = OpenDescriptor(3, Terminal(1, 8, 2, None), close_on_exec=False)
     root = replace(planned.tree.root, pid=100, sid=100, descriptors=(terminal,))
     found = find_terminal_leader(replace(planned.tree, terminals=(info,), processes=(root,)))
-    assert found == (None if fd is None else TerminalLeader(100, fd, 105))
+    assert found == (None if fd is None else (100, fd, 105))
 
 
 @pytest.mark.parametrize(
