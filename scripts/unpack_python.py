@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from crckpt.criu.install.debian import apt_options, closure, debian_mirror
+from crckpt.criu.install.install import apt_options, closure, debian_mirror
 from crckpt.criu.install.machine import RejectedError, replacing, run
 
 KEPT_S = 7 * 24 * 3600

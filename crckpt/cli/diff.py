@@ -14,8 +14,7 @@ from crckpt.cli.output import checkpoint_document, emit
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, ProcessChange
-    from crckpt.ops.inspect.page_changes import PageChanges
+    from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, PageChanges, ProcessChange
 
 _COUNTS = ("changed", "new", "gone")
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from crckpt.host.probes.trial import Fact
     from crckpt.ops.context import Context
-    from crckpt.ops.dump.cost import DumpPrediction, UsingProcess
+    from crckpt.ops.doctor import UsingProcess
     from crckpt.ops.dump.examine import DumpTarget
+    from crckpt.ops.dump.forecast import DumpPrediction
 
 _STATES: Final = {
     "ok": "[green]ok[/]",
@@ -86,8 +87,9 @@ def doctor(
 def _examine(target: str, context: Context, *, fix: bool) -> None:
     # Slow to load, and not needed to check the host.
     from crckpt.causes import preflight_refusal
-    from crckpt.ops.dump.cost import predict, read_tree_usage
+    from crckpt.ops.doctor import read_tree_usage
     from crckpt.ops.dump.examine import examine
+    from crckpt.ops.dump.forecast import predict
     from crckpt.ops.dump.request import DumpRequest
 
     if fix:

@@ -24,17 +24,13 @@ class AttachedTerminal(Struct, frozen=True):
     status: int | None
 
 
-def ignore_terminal(_terminal: HeldTerminal) -> None:
-    """Announce nothing."""
-
-
 def list_terminals() -> tuple[HeldTerminal, ...]:
     """Return the terminals of all restored trees."""
     return tuple(found.terminal for found in find_terminals() if isinstance(found, FoundTerminal))
 
 
 def attach(
-    name: str | None, ours: int, key: int | None, announce: Callable[[HeldTerminal], None] = ignore_terminal
+    name: str | None, ours: int, key: int | None, announce: Callable[[HeldTerminal], None] = lambda _: None
 ) -> AttachedTerminal:
     """Connect `ours`, a terminal, to that of the tree that `name` names, until the byte `key` is typed.
 
@@ -50,7 +46,12 @@ def attach(
 
 def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> FoundTerminal:
     """Pick the terminal of a job, of the root's PID, or of a checkpoint's id. Raises UsageError, TargetNotRunning."""
-    found = [each for each in terminals if name is None or _is_meant(each.terminal, name)]
+    found = []
+    for each in terminals:
+        tree = each.terminal.tree
+        is_id = name is not None and _ID.fullmatch(name) is not None
+        if name in (None, tree.job, str(tree.root)) or (is_id and tree.checkpoint.startswith(name or "")):
+            found.append(each)
     if len(found) == 1:
         return found[0]
     if not found:
@@ -68,11 +69,6 @@ def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> Found
     raise UsageError(
         f"{what}: {_names(found)}", hint=f"name one by its PID: crckpt attach {found[0].terminal.tree.root}"
     )
-
-
-def _is_meant(terminal: HeldTerminal, name: str) -> bool:
-    tree = terminal.tree
-    return name in (tree.job, str(tree.root)) or bool(_ID.fullmatch(name) and tree.checkpoint.startswith(name))
 
 
 def _names(terminals: Sequence[FoundTerminal]) -> str:

@@ -26,10 +26,6 @@ def ignore_progress(_done: int, _total: int) -> None:
     """Report progress to nobody."""
 
 
-def say_nothing(_line: str) -> None:
-    """Tell nobody what is done."""
-
-
 class Context(Struct, frozen=True):
     """The paths that the user named, and settings that several operations share.
 
@@ -45,7 +41,7 @@ class Context(Struct, frozen=True):
     config_digest: str | None = None
     progress: Progress = ignore_progress
     copy_progress: Progress = ignore_progress
-    say: Callable[[str], None] = say_nothing
+    say: Callable[[str], None] = lambda _line: None
 
     def repository(self, *, create: bool = False) -> Repository:
         """Open the store. Raises StoreUnusable."""

@@ -1,10 +1,10 @@
-"""Check what this host can do, and what is missing."""
+"""Check what this host can do, and what is missing; and read what a tree on it uses."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,10 +14,12 @@ from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
 from crckpt.errors import HostCannot, error_text
+from crckpt.host import proc
 from crckpt.host.probes import probe_host
 from crckpt.host.probes.setup import has_gpu
 from crckpt.host.probes.trial import Fact, Outcome, fact
 from crckpt.host.process import run
+from crckpt.host.usage import ProcessUsage, read_process_usage
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method
 from crckpt.tracking.preload.library import LIBRARY, lets_programs_take_over
@@ -82,6 +84,14 @@ class Diagnosis(Struct, frozen=True):
         return not self.obstacles
 
 
+class UsingProcess(Struct, frozen=True):
+    """A process of the tree, and what it uses."""
+
+    pid: int
+    comm: str
+    usage: ProcessUsage
+
+
 def doctor(context: Context) -> Diagnosis:
     """Probe this host."""
     facts = _facts(context)
@@ -90,21 +100,29 @@ def doctor(context: Context) -> Diagnosis:
 
 def fix_host(context: Context, diagnosis: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
     """Run all fixes, even if some fail, and probe this host again. `say` gets a line for each step of a long one."""
-    tried = tuple(_try_fix(fix, say) for fix in diagnosis.fixes)
-    return Diagnosis(_facts(context), tried)
+    tried = []
+    for fix in diagnosis.fixes:
+        try:
+            if fix.command != _INSTALL:
+                ran = run.run(shlex.split(fix.command))
+                tried.append(Fix(fix.key, fix.command, ran.ok, ran.output.strip()))
+                continue
+            # By this crckpt, which need not be on the PATH.
+            install_criu(InstallRequest(PREFIX, None, parse_candidates(None, build=False)), say)
+            tried.append(Fix(fix.key, fix.command, done=True))
+        except HostCannot as error:
+            said = f"{error.message} {error.hint}" if fix.command == _INSTALL else error.message
+            tried.append(Fix(fix.key, fix.command, said=said))
+    return Diagnosis(_facts(context), tuple(tried))
 
 
-def _try_fix(fix: Fix, say: Callable[[str], None]) -> Fix:
-    try:
-        if fix.command != _INSTALL:
-            ran = run.run(shlex.split(fix.command))
-            return Fix(fix.key, fix.command, ran.ok, ran.output.strip())
-        # By this crckpt, which need not be on the PATH.
-        install_criu(InstallRequest(PREFIX, None, parse_candidates(None, build=False)), say)
-    except HostCannot as error:
-        said = f"{error.message} {error.hint}" if fix.command == _INSTALL else error.message
-        return Fix(fix.key, fix.command, said=said)
-    return Fix(fix.key, fix.command, done=True)
+def read_tree_usage(tree: proc.Tree) -> Iterator[UsingProcess]:
+    """Read what each process of a tree uses, the root first. Processes that have ended are left out."""
+    for process in tree.processes:
+        usage = read_process_usage(process.pid)
+        # Else it is of another process, which has got the PID.
+        if usage is not None and process.identity.keeps_pid:
+            yield UsingProcess(process.pid, process.comm, usage)
 
 
 def _facts(context: Context) -> tuple[Fact, ...]:

@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from crckpt.criu.explain import Explanation
-from crckpt.criu.failure_location import FailureLocation
+from crckpt.criu.explain import Explanation, FailureLocation
 from crckpt.host import proc
 from crckpt.host.observe import sock_diag
 from crckpt.host.observe import sockets as observed_sockets

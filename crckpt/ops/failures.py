@@ -20,8 +20,7 @@ from crckpt.host.process.progress import QUIET_S
 from crckpt.host.process.typed_command import advise_space
 
 if TYPE_CHECKING:
-    from crckpt.criu.explain import Explanation
-    from crckpt.criu.failure_location import FailureLocation
+    from crckpt.criu.explain import Explanation, FailureLocation
     from crckpt.ops.context import Context
 
 _FULL = {

@@ -23,22 +23,11 @@ from crckpt.images.core import CAPABILITIES, Rights
 PROC: Final = 0x9FA0
 CONTROL_GROUPS: Final = frozenset({0x27E0EB, 0x63677270})
 SYSFS: Final = 0x62656572
-OTHERS: Final = frozenset(
-    {
-        0x64626720,  # debugfs
-        0x74726163,  # tracefs
-        0x73636673,  # securityfs
-        0xCAFE4A11,  # bpf
-        0x62656570,  # configfs
-        0x6165676C,  # pstore
-        0xDE5E81E4,  # efivarfs
-        0xF97CFF8C,  # selinuxfs
-        0x43415D53,  # smackfs
-        0x42494E4D,  # binfmt_misc
-        0x5A3C69F0,  # apparmorfs
-        0x7655821,  # resctrl
-    }
-)
+_OTHERS: Final = """
+debugfs 64626720  tracefs 74726163  securityfs 73636673  bpf cafe4a11  configfs 62656570  pstore 6165676c
+efivarfs de5e81e4  selinuxfs f97cff8c  smackfs 43415d53  binfmt_misc 42494e4d  apparmorfs 5a3c69f0  resctrl 07655821
+"""
+OTHERS: Final = frozenset(int(number, 16) for number in _OTHERS.split()[1::2])
 """Magic numbers of file systems (linux/magic.h) of which a program that is not root keeps nothing."""
 KERNEL_FILE_SYSTEMS: Final = frozenset({PROC, SYSFS, *CONTROL_GROUPS, *OTHERS})
 """Magic numbers (statfs(2)) of all of these."""
@@ -127,7 +116,8 @@ def make_judge(
         return None
     mine = rights[pid]
     is_started_by_another = has_rights_of_another(pid, rights, parents)
-    if is_root(mine, sum(1 << number for number in capabilities)) and not is_started_by_another:
+    lacks = sum(1 << number for number in capabilities) & ~mine.capabilities[_EFFECTIVE]
+    if mine.uids[1] == 0 and not lacks and not is_started_by_another:
         return None
     # The capabilities of root are those of its user; ambient ones were there before the program was executed.
     has_gained = mine.uids[0] != 0 and mine.capabilities[_PERMITTED] & ~mine.capabilities[_AMBIENT]
@@ -150,8 +140,3 @@ def has_rights_of_another(pid: int, rights: Mapping[int, Rights], parents: Mappi
         if {*rights[pid].uids} not in ({0}, {uid}):
             return True
     return False
-
-
-def is_root(rights: Rights, everything: int) -> bool:
-    """Return whether these are all rights that we have ourselves."""
-    return rights.uids[1] == 0 and not everything & ~rights.capabilities[_EFFECTIVE]

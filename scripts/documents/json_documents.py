@@ -17,21 +17,19 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from crckpt.cli.config import Setting
-from crckpt.criu.failure_location import FailureLocation
+from crckpt.criu.explain import FailureLocation
 from crckpt.host.probes.trial import Fact
 from crckpt.host.usage import ProcessUsage
 from crckpt.migrate.drain import Outcome
 from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
-from crckpt.ops.doctor import Fix
-from crckpt.ops.dump.cost import UsingProcess
+from crckpt.ops.doctor import Fix, UsingProcess
 from crckpt.ops.dump.forecast import Prediction
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult, RoundResult
 from crckpt.ops.export import ExportResult
 from crckpt.ops.inspect.core import CoreFile
 from crckpt.ops.inspect.descriptors import FileSection, SocketSection
-from crckpt.ops.inspect.diff import ProcessChange, UnmatchedProcess
-from crckpt.ops.inspect.page_changes import PageChanges
+from crckpt.ops.inspect.diff import PageChanges, ProcessChange, UnmatchedProcess
 from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection
 from crckpt.ops.inspect.show import FileDetail, ProcessDetail
 from crckpt.ops.inspect.strings import Match

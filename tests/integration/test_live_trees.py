@@ -19,7 +19,7 @@ from crckpt.model import JobName
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.preflight.restore.descriptors import find_needed_numbers, needs_terminal
 from crckpt.preflight.restore.files import find_needed_files, find_needed_path, read_file_facts
-from crckpt.preflight.restore.requirements import find_needed_features, kernel_needs
+from crckpt.preflight.restore.host import find_needed_features, kernel_needs
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.store import Repository, file_names
 

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from crckpt.preflight.restore.checks import RestoreVerdict
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.requirements import DiskSpace, HostResources
+from crckpt.preflight.restore.host import DiskSpace, HostResources, HostState
 
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RUN = "/tmp/crckpt-images/run"

@@ -48,7 +48,7 @@ from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
 from crckpt.migrate.wire.messages import decode_content
 from crckpt.model import MEBIBYTE, Count, Host, utc_datetime
 from crckpt.ops.context import Context
-from crckpt.ops.dump.check_job import read_program
+from crckpt.ops.dump.examine import read_recorded_program
 from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, find_releases, read_resources
@@ -299,6 +299,6 @@ def _find_other_program(questions: MoveQuestions, context: Context) -> str:
     newest = read_last_checkpoint(context.repository(), questions.job)
     if newest is None or newest.details is None:
         return ""
-    program = read_program(newest.repository, newest.checkpoint, newest.details)
+    program = read_recorded_program(newest.repository, newest.checkpoint, newest.details)
     asked = Program(**asdict(questions.program))
     return "" if is_same_program(program, asked) else program.title

@@ -110,7 +110,7 @@ def judge_store_space(report: GateReport, target: DumpTarget, answers: MoveAnswe
     if free is None or free >= memory or report.blockers:
         return report
     # Rarely needed and slow to import: a trial stores memory.
-    from crckpt.ops.dump.cost import try_growth
+    from crckpt.ops.dump.forecast import try_growth
 
     growth = try_growth(target.observed, target.job, target.context, memory)
     if growth is None:

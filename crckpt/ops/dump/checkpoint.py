@@ -27,9 +27,8 @@ from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.dump.aftermath import BaseMismatch
-from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.details import ask, describe_checkpoint, read_details, read_frozen_details
-from crckpt.ops.dump.examine import DumpTarget, examine_again
+from crckpt.ops.dump.examine import DumpTarget, check_job, examine_again
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.plan import PlannedDump

@@ -10,8 +10,7 @@ from crckpt.errors import Interrupted
 from crckpt.host import proc
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.ops.context import Context, require_writable_store
-from crckpt.ops.dump.find_target import pinned_target
-from crckpt.ops.dump.launch import criu_started_early, opened_workspace
+from crckpt.ops.dump.launch import criu_started_early, opened_workspace, pinned_target
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
 from crckpt.store import is_blank

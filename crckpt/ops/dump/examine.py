@@ -5,33 +5,37 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.causes import cause, preflight_refusal
+from crckpt.causes import Finding, cause, preflight_refusal
 from crckpt.criu.find import Criu
-from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
+from crckpt.errors import CrckptError, DumpFailed, HostCannot, PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
 from crckpt.host.process.cgroups import find_service
 from crckpt.host.process.own_limits import read_file_size_limit
 from crckpt.host.process.pidfd import HeldProcess
-from crckpt.host.program.program import Program, read_program
+from crckpt.host.program.program import Program, identify, is_same_program, read_program
+from crckpt.images.regfile import RegularFile
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, require_staging
-from crckpt.ops.dump.find_target import pinned_target
-from crckpt.ops.dump.forecast import is_in_memory
+from crckpt.ops.dump.forecast import is_in_memory, try_growth
+from crckpt.ops.dump.launch import pinned_target
 from crckpt.ops.dump.lineage import predict_lineage
 from crckpt.ops.dump.request import DumpRequest
+from crckpt.ops.last_checkpoint import LastCheckpoint
 from crckpt.ops.lazy.marks import wait_until_complete
 from crckpt.preflight.dump.checks import UNCONDITIONAL, UNTESTED_KIND, DumpPlan, plan_dump
 from crckpt.preflight.dump.descriptors import outside_terminals
 from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
-from crckpt.store import check_name, check_note
+from crckpt.store import Checkpoint, Repository, check_name, check_note
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import ENTERED, find_enter_refusal, lets_programs_take_over, restarts_calls
 
@@ -208,9 +212,6 @@ def _judge_space(target: DumpTarget, memory: int | None, *, stores: bool, warns:
     is_tight = stores and not free.read_only and depends_on_growth(images, free)
     # After rounds a trial would only let the tree write more.
     if is_tight and memory is None and not plan.blockers:
-        # Rarely needed and slow to import: a trial stores memory.
-        from crckpt.ops.dump.cost import try_growth
-
         growth = try_growth(observed, target.job, context, images)
     blockers = (*plan.blockers, *find_shortages(images, free, growth))
     risks = find_risks(images, free, growth) if is_tight and warns and not blockers else ()
@@ -236,3 +237,72 @@ def read_free_space(context: Context) -> FreeSpace:
         store_disk=space.free_disk(store),
         largest_file=read_file_size_limit(),
     )
+
+
+_ROOT = 0
+
+
+def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = "dump") -> tuple[Finding, ...]:
+    """Check the last checkpoint of the target's job, if it has one. `command` is the one that the hint says to type.
+
+    Raises PreflightRefused if it is of another program, unless the request allows that; UsageError if the user named no
+    job, and it is of another user's program. Returns a warning if it is of another process that runs or ran next to the
+    target. A program that was restored, or started anew when the first one had ended, is no other one.
+    """
+    if newest is None or newest.details is None:
+        return ()
+    last, details, tree_root = newest.checkpoint, newest.details, target.observed.tree.root
+    named = shlex.quote(target.request.target)
+    typed = f"crckpt {command} {named}"
+    # A program that calls itself `postgres` would become the newest checkpoint of that job, which a restore takes, and
+    # for which a cleanup removes others. Root's own programs may: root reads and writes all.
+    uids = _find_root(last, details).get("uids", ()) if target.request.job is None else ()
+    if uids and set(tree_root.uids) != {_ROOT} and tuple(uids[:2]) != tree_root.uids[:2]:
+        raise UsageError(
+            f"process {tree_root.pid} ({tree_root.comm}) belongs to user {tree_root.uids[0]}, but the job {target.job} "
+            f"has checkpoints of a program of user {uids[0]}",
+            hint=f"choose another job: {typed} JOB",
+        )
+    now = tree_root.identity
+    before = None if details.get("root") is None else msgspec.convert(details["root"], proc.Identity)
+    if not target.request.other_program:
+        program, ours = read_recorded_program(newest.repository, last, details), target.program
+        # A program that was started by a relative path, and then changes its directory, seems to be another one.
+        is_same_root = program.executable == ours.executable and before == now
+        if not is_same_root and not is_same_program(program, ours):
+            # The code of two programs is not shown.
+            runs = ours.title if ours.title != program.title else f"{program.called} with other code"
+            raise PreflightRefused(
+                f"the job {target.job} is of another program: its last checkpoint, {last.short_id}, is of "
+                f"{program.title}, but PID {target.pid} runs {runs}",
+                hint=f"choose another name: {typed} NAME; or give {target.job} to this program: {typed} {target.job} "
+                "--job-of-another-program",
+            )
+    dumped_at = details.get("uptime_ticks")
+    if before is None or before.boot_id != now.boot_id or before == now:
+        return ()
+    if not before.keeps_pid and (dumped_at is None or now.start > dumped_at):
+        return ()
+    return (cause("job-shared").finding(job=target.job, checkpoint=last.short_id, pid=before.pid, target=named),)
+
+
+def read_recorded_program(repository: Repository, checkpoint: Checkpoint, details: dict[str, Any]) -> Program:
+    """Read the program of the root of a checkpoint, as far as it is known."""
+    if details.get("program") is not None:
+        return msgspec.convert(details["program"], Program)
+    # Older versions recorded command lines only, and an imported checkpoint has not even these.
+    from crckpt.ops.inspect.images import read_image_tree
+
+    executable = ""
+    with suppress(CrckptError, OSError):
+        exe = read_image_tree(repository, checkpoint).root.exe
+        executable = exe.path if isinstance(exe, RegularFile) else ""
+    known = _find_root(checkpoint, details)
+    words, directory = known.get("command_line", ()), known.get("directory", "")
+    return identify(executable, words, directory, comm=checkpoint.tree[0].comm)
+
+
+def _find_root(checkpoint: Checkpoint, details: dict[str, Any]) -> dict[str, Any]:
+    """Find the root in the details; empty if they do not have it."""
+    root = checkpoint.tree[0].pid
+    return next((entry for entry in details.get("processes", ()) if entry["pid"] == root), {})

@@ -1,23 +1,36 @@
-"""Forecast how long a dump keeps a tree frozen and what it costs, from trials on this host and the rounds before it."""
+"""Forecast how long a dump keeps a tree frozen and what it costs, from its size and from trials on this host."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
 from crckpt.criu.dump_speed import running_trial_tree
-from crckpt.host import proc
+from crckpt.errors import CrckptError, HostCannot
+from crckpt.host import machine, proc
 from crckpt.host.disk import space
+from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc.maps import count_maps
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
+from crckpt.ops.context import Context
 from crckpt.ops.dump.result import RoundResult
+from crckpt.ops.failures import to_crckpt_error
 from crckpt.preflight.dump.files import ghost_files
+from crckpt.preflight.dump.space import Growth, predict_growth
+from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.tracking.choose_tracker import count_written
+
+if TYPE_CHECKING:
+    from crckpt.store.write.storage_estimate import StorageTrial, TrialResult
 
 # One dump each. The second shows what changes in an idle tree.
 _ROUNDS: Final = ("first", "second")
@@ -48,17 +61,15 @@ class DumpSpeed(Struct, frozen=True):
         return self.byte_ms * (load.memory if memory is None else memory) + self.slowness * usual_ms(load)
 
 
-class ImageFiles(Struct, frozen=True):
-    """The number of small files that CRIU writes: for any tree (`files`), and per process with their bytes."""
+class CommitSpeed(Struct, frozen=True):
+    """The time and the stored bytes of a commit: fixed, per small file, and per byte of memory.
+
+    CRIU writes so many small `files` for any tree, and per process with their bytes.
+    """
 
     files: float
     process_files: float
     process_bytes: float
-
-
-class CommitSpeed(Struct, frozen=True):
-    """The time and the stored bytes of a commit: fixed, per small file, and per byte of memory."""
-
     fixed_ms: float
     fixed_stored: float
     file_ms: float
@@ -98,12 +109,12 @@ def dump_speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -
     )
 
 
-def predict_cost(tree: Load, dump: DumpSpeed, images: ImageFiles, commit: CommitSpeed, sampled: int) -> Prediction:
+def predict_cost(tree: Load, dump: DumpSpeed, commit: CommitSpeed, sampled: int) -> Prediction:
     """Predict the cost of a dump at these speeds. `sampled`: how many bytes of the tree were stored on trial."""
     frozen_ms = dump.freeze_ms(tree)
     # CRIU writes an image for each thread, and some for each process.
-    files = images.files + images.process_files * tree.processes + tree.threads
-    raw_bytes = tree.memory + images.process_bytes * tree.processes
+    files = commit.files + commit.process_files * tree.processes + tree.threads
+    raw_bytes = tree.memory + commit.process_bytes * tree.processes
     return Prediction(
         frozen_ms=frozen_ms,
         dump_ms=frozen_ms + dump.around_ms,
@@ -189,3 +200,167 @@ def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
 def is_in_memory(path: str) -> bool:
     """Return whether that file, which may have no name any more, is on a file system in memory."""
     return space.is_in_memory(space.nearest_existing(Path(path).parent))
+
+
+# How often each is measured.
+_TIMES: Final = 2
+
+# An image of a process or thread has its number in the name.
+_OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
+
+# Bytes of the tree's memory that are stored on trial: some 50 ms.
+_SAMPLE: Final = 12 << 20
+
+# For the decision whether a dump fits: repeated pages show only in a larger sample.
+_LARGE_SAMPLE: Final = 32 << 20
+
+# Of the wanted sample: a smaller one is not representative.
+_LEAST: Final = 1 / 4
+
+# Of the free space: the sample is written twice, and other programs need space, too.
+_OF_FREE: Final = 1 / 4
+
+_ZEROES: Final = bytes(PAGE_SIZE)
+
+
+class DumpPrediction(Struct, frozen=True):
+    """A prediction and what it assumes, or why there is none."""
+
+    prediction: Prediction | None = None
+    assumes: str = ""
+    why_not: str = ""
+
+
+def predict(observed: Observed, job: JobName, criu: Path, context: Context) -> DumpPrediction:
+    """Predict what a dump would cost."""
+    try:
+        with _opened_trial_place(job, context) as place:
+            tried = try_speed(criu, place.staging)
+            sample = _read_sample(observed)
+            commit, sampled = _try_commit(place, tried, sample), sum(map(len, sample))
+            found = predict_cost(load_of_tree(observed), tried.speed, commit, sampled)
+            limit, assumes = space.unwritten_limit(), place.assumes
+            if found.raw_bytes > limit and not space.is_in_memory(place.staging):
+                assumes += f"; this assumes a fast disk: after about {limit} bytes, writers must wait for it"
+            return DumpPrediction(found, assumes)
+    # A failure is returned as the reason: the dump may work all the same.
+    except (CrckptError, OSError) as error:
+        return DumpPrediction(why_not=to_crckpt_error(error, HostCannot, "a trial").message)
+
+
+def try_growth(observed: Observed, job: JobName, context: Context, images: int) -> Growth | None:
+    """Predict how much a checkpoint with `images` bytes of images adds to the store. None if that cannot be tried."""
+    free = space.free_disk(space.nearest_existing(context.store))
+    try:
+        with _opened_trial_place(job, context) as place:
+            sample = _read_sample(observed, min(_LARGE_SAMPLE, int(free * _OF_FREE)))
+            alone, most = place.store(sample)
+    # The dump may work all the same.
+    except (CrckptError, OSError):
+        return None
+    stored = max(most.stored - alone.stored, 0)
+    pages = [run[at : at + PAGE_SIZE] for run in sample for at in range(0, len(run), PAGE_SIZE)]
+    written = [page for page in pages if page != _ZEROES]
+    repeated = len(written) - len(set(written))
+    return predict_growth(images, observed.memory, sum(map(len, sample)), repeated, stored)
+
+
+class _TrialPlace(Struct, frozen=True):
+    """Directories on the disks that a dump would use, a store of our own, and what stores a sample on trial.
+
+    `is_next`: the dump would follow another checkpoint of its job.
+    """
+
+    work: Path
+    staging: Path
+    own: Repository
+    on_trial: StorageTrial
+    is_next: bool
+    assumes: str
+
+    def store(self, memory: list[bytes]) -> list[TrialResult]:
+        """Store one new page alone, and with `memory`: the difference is without the fixed cost of a pack."""
+        page, path, results = os.urandom(PAGE_SIZE), self.work / "memory", []
+        for content in ([page], [page, *memory]):
+            path.touch(mode=0o600)
+            path.write_bytes(b"".join(content))
+            try:
+                results.append(self.on_trial.store(path))
+            finally:
+                path.unlink()
+        return results
+
+
+@contextmanager
+def _opened_trial_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
+    """Make the directories, and remove them after the block. Raises StoreUnusable, StoreLocked, OSError."""
+    # Rarely needed and slow to import.
+    from crckpt.store.write.storage_estimate import StorageTrial
+
+    above = space.nearest_existing(context.store)
+    store = context.repository() if above == context.store and any(above.iterdir()) else None
+    with ExitStack() as stack:
+        # The lock is held for a moment only: what `StorageTrial` needs of the store stays open even if it is removed.
+        with store.shared() if store else nullcontext():
+            work = stack.enter_context(staged(store.backend.scratch if store else above))
+            # Use our own store on the same disk: the trial must leave nothing in the user's.
+            own = Repository.open(work / "own", create=True)
+            series = store.checkpoints(job) if store else ()
+            on_trial = StorageTrial(store or own, series[-1] if series else None, work, context.compress)
+        staging = work
+        if context.staging is not None:
+            staging = stack.enter_context(staged(context.staging))
+            (work / STAGING).symlink_to(staging)
+        which = "next" if series else "first"
+        assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ' (a new store)'}"
+        yield _TrialPlace(work, staging, own, on_trial, bool(series), assumes)
+
+
+def _read_sample(observed: Observed, most: int = _SAMPLE) -> list[bytes]:
+    """Read some of the tree's memory, in runs of whole pages. Raises HostCannot if too little can be read."""
+    wanted = min(most, observed.memory)
+    sample = list(resident.sample(observed.tree.pids, observed.memory, wanted))
+    if sum(map(len, sample)) < wanted * _LEAST:
+        raise HostCannot("crckpt can read too little of the tree's memory: it is swapped out or sparse")
+    return sample
+
+
+def _try_commit(place: _TrialPlace, tried: SpeedTrial, sample: list[bytes]) -> CommitSpeed:
+    images, load = tried.images, tried.load
+    sizes = {path.name: path.stat().st_size for path in images[0].iterdir() if not path.name.startswith("pages-")}
+    of_tasks = [name for name in sizes if _OF_A_TASK.fullmatch(name)]
+    # These rounds measure what small files cost. What memory costs is measured with the sample, which is the tree's
+    # own.
+    for directory in images:
+        for path in (*directory.glob("pages-*"), *directory.glob("pagemap-*")):
+            path.unlink()
+    rounds = [_store(place.own, directory, "trial") for directory in images]
+    bare = place.work / "bare"
+    bare.mkdir(mode=0o700)
+    nothing = _store(place.own, bare, "nothing")
+    # In the second round the store already has most files, as after another checkpoint of the job.
+    usual = rounds[-1 if place.is_next else 0]
+    files, sampled = len(list(images[0].iterdir())), sum(map(len, sample))
+    little, most = zip(*(place.store(sample) for _ in range(_TIMES)), strict=True)
+    # Of pages that are known or zero little is written: then the disk's variation is more than their cost.
+    spent = max(
+        min(found.ms for found in most) - min(found.ms for found in little),
+        min(found.packing_ms for found in most) - min(found.packing_ms for found in little),
+    )
+    return CommitSpeed(
+        files=len(sizes) - len(of_tasks),
+        process_files=(len(of_tasks) - load.threads) / load.processes,
+        process_bytes=sum(size for name, size in sizes.items() if name.endswith(f"-{tried.root}.img")),
+        fixed_ms=nothing.commit_ms + place.on_trial.known_ms,
+        fixed_stored=nothing.stored_bytes,
+        file_ms=max(min(found.commit_ms for found in rounds) - nothing.commit_ms, 0.0) / files,
+        file_stored=max(usual.stored_bytes - nothing.stored_bytes, 0) / files,
+        byte_ms=max(spent, 0.0) / sampled,
+        byte_stored=max(most[0].stored - little[0].stored, 0) / sampled,
+    )
+
+
+def _store(repository: Repository, images: Path, job: str) -> Statistics:
+    host = machine.describe_host("", "")
+    new = NewCheckpoint(JobName(job), datetime.now(UTC), host, DumpOptions(), (), 0.0, 0.0, b"{}")
+    return ingest(repository, images, new).statistics

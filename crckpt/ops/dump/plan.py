@@ -90,7 +90,8 @@ class PlannedDump(Struct, frozen=True):
         with ExitStack() as stack:
             end_report = stack.enter_context(copying_reported(workspace.images, target.observed.memory, progress))
             if lineage is not None and lineage.tracks and not stop:
-                result = run_gated(target, self.command(workspace.paths), workspace.log, lineage, preparation, in_hold)
+                words = self.command(Paths(workspace.images, workspace.work))
+                result = run_gated(target, words, workspace.log, lineage, preparation, in_hold)
                 return raise_if_failed(target, result, has_base=has_base)
             # Whatever process has the PID when CRIU is released or started is frozen.
             if waiting is not None:

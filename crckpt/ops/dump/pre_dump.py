@@ -10,9 +10,8 @@ from crckpt.errors import HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.ops.context import Context, require_writable_store
 from crckpt.ops.dump.aftermath import tree_state_reported
-from crckpt.ops.dump.check_job import check_job
-from crckpt.ops.dump.examine import DumpTarget, examine_target
-from crckpt.ops.dump.find_target import pinned_target
+from crckpt.ops.dump.examine import DumpTarget, check_job, examine_target
+from crckpt.ops.dump.launch import pinned_target
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult

@@ -71,10 +71,6 @@ Announce = Callable[[RestoreResult], None]
 """Called with the result of a restore in the foreground, before the tree runs."""
 
 
-def ignore_announcement(_result: RestoreResult) -> None:
-    """Announce a restore to nobody."""
-
-
 BeforeRun = Callable[[int, int], AfterCommit]
 """Called with the PIDs of the root, as we see it, and of CRIU when the tree is complete: it runs if this returns."""
 
@@ -92,7 +88,7 @@ class RestoreAttempt(Struct, frozen=True):
     repository: Repository
     checkpoint: Checkpoint
     criu: Criu
-    announce: Announce = ignore_announcement
+    announce: Announce = lambda _result: None
     has_new_terminal: bool = False
     before_run: BeforeRun | None = None
     unpacked: UnpackedFrames | None = None

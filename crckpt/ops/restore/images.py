@@ -214,18 +214,14 @@ def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) 
     living = [process for process in tree.processes if process.state != ZOMBIE]
     tasks = ((process.pid, thread.tid) for process in living for thread in process.threads)
     if missing := proc.find_ended_tasks(tasks, init):
-        raise RestoreFailed(f"CRIU did not restore these processes: {_join(missing)}", state=NOTHING_LEFT)
+        raise RestoreFailed(f"CRIU did not restore these processes: {', '.join(map(str, missing))}", state=NOTHING_LEFT)
     if images is None:
         return
     images.fill(init)
     # Filling takes time. If a task was killed during it, CRIU would wait for the task forever, or crash.
     if ended := proc.find_ended_tasks(((process.pid, process.pid) for process in living), init):
         raise RestoreFailed(
-            f"PID {_join(ended)} ended while crckpt filled its memory",
+            f"PID {', '.join(map(str, ended))} ended while crckpt filled its memory",
             state=NOTHING_LEFT,
             hint="check whether memory ran out (journalctl -k -g oom); then try again",
         )
-
-
-def _join(numbers: tuple[int, ...]) -> str:
-    return ", ".join(str(number) for number in numbers)

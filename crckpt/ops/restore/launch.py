@@ -56,11 +56,6 @@ class LaunchedCriu(Struct, frozen=True):
         """The init of the new PID namespace, as we see it; None if the tree is in ours."""
         return self.new.init if self.new else None
 
-    @property
-    def helpers(self) -> tuple[int, ...]:
-        """The processes that stay as long as the new PID namespace; none if the tree is in ours."""
-        return (self.new.init, self.new.parent) if self.new else ()
-
     def find_init(self, tree: ImageTree) -> int | None:
         """In the hold: find the init of the tree's PID namespace, as we see it; None if the tree is in ours.
 

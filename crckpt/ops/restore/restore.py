@@ -46,7 +46,6 @@ from crckpt.ops.restore.attempt import (
     RestoreAttempt,
     RestoreResult,
     SkippedCheckpoint,
-    ignore_announcement,
 )
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes, prepare_tree
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
@@ -74,7 +73,7 @@ _REPAIR = "find what can be repaired: crckpt verify --repair"
 def restore(
     request: RestoreRequest,
     context: Context,
-    announce: Announce = ignore_announcement,
+    announce: Announce = lambda _: None,
     before_run: BeforeRun | None = None,
     unpacked: UnpackedFrames | None = None,
     filler: Filler | None = None,
@@ -296,7 +295,9 @@ def _build(
         add(give_terminal(holder, tree, init) if holder is not None else ())
         outer = proc.outer_pids((root,), init).get(root, root)
         after_commit = attempt.wait_before_run(outer, criu.run.pid)
-        helpers = (*criu.helpers, *((holder.pid,) if holder else ()), *(() if detach else (os.getpid(),)))
+        # Of a new PID namespace, too.
+        helpers = (criu.new.init, criu.new.parent) if criu.new else ()
+        helpers = (*helpers, *((holder.pid,) if holder else ()), *(() if detach else (os.getpid(),)))
         record_running(attempt.repository, attempt.checkpoint, outer, helpers)
         result = replace(result, pid=outer, restore_ms=(time.monotonic() - criu.run.started) * 1000)
         if not detach:

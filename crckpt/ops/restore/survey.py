@@ -43,16 +43,18 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.preflight.restore.checks import UNCONDITIONAL, RestoreVerdict, judge_restore
 from crckpt.preflight.restore.descriptors import find_needed_locks
 from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path, find_watched_paths
-from crckpt.preflight.restore.host import FileState, HostState, Refusal
-from crckpt.preflight.restore.plan import PlannedRestore
-from crckpt.preflight.restore.requirements import (
+from crckpt.preflight.restore.host import (
     DiskSpace,
+    FileState,
     HostResources,
+    HostState,
     HugePages,
     Need,
+    Refusal,
     count_huge_pages,
     kernel_needs,
 )
+from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.sockets import find_bound_sockets, find_named_sockets, find_netlink_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.store import Checkpoint

@@ -260,11 +260,6 @@ def _find_fewer_cpus(record: AttributeRecord, host: HostAttributes) -> Iterator[
             value = set(values.get("affinity", ()))
             if value and not value >= everywhere and not value <= host.cpus:
                 left = value & host.cpus
-                yield cause("cpus-missing" if left else "no-cpu-left").finding(
-                    tid=tid, missing=_join(value - host.cpus), left=_join(left)
-                )
+                missing, still = (", ".join(map(str, sorted(cpus))) for cpus in (value - host.cpus, left))
+                yield cause("cpus-missing" if left else "no-cpu-left").finding(tid=tid, missing=missing, left=still)
                 return
-
-
-def _join(numbers: set[int]) -> str:
-    return ", ".join(str(number) for number in sorted(numbers))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.criu.explain import explain
-from crckpt.criu.failure_location import FailureLocation
+from crckpt.criu.explain import FailureLocation, explain
 
 DUMP = """\
 (00.01) Dumping task (pid: 812 comm: postgres)

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from crckpt.criu.explain import Explanation
-from crckpt.criu.failure_location import FailureLocation
+from crckpt.criu.explain import Explanation, FailureLocation
 from crckpt.host import proc
 from crckpt.host.observe.tree import Observed, observe
 from crckpt.ops.failure_locations import name_place_in_tree

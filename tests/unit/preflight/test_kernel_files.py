@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crckpt.host.observe.files import KernelFile
 from crckpt.images.core import Rights
-from crckpt.preflight.kernel_files import PROC, SYSFS, is_root, make_judge, may_keep, may_trace_of
+from crckpt.preflight.kernel_files import PROC, SYSFS, make_judge, may_keep, may_trace_of
 
 CGROUP2, DEBUGFS, EXT4 = 0x63677270, 0x64626720, 0xEF53
 READS, WRITES = os.O_RDONLY, os.O_WRONLY
@@ -143,6 +143,5 @@ def test_only_root_that_no_user_started_keeps_everything() -> None:
 
 
 def test_root_has_all_of_our_capabilities() -> None:
-    assert is_root(rights(0, EVERYTHING), EVERYTHING)
-    assert not is_root(rights(0, 0b11), EVERYTHING)
-    assert not is_root(rights(1000, EVERYTHING), EVERYTHING)
+    for found, is_root in ((rights(0, EVERYTHING), True), (rights(0, 0b11), False), (rights(1000, EVERYTHING), False)):
+        assert (make_judge(OWN, {OWN: found}, (), range(3), {}) is None) is is_root

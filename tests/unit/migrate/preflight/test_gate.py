@@ -26,7 +26,7 @@ from crckpt.migrate.preflight.questions import AskedName
 from crckpt.migrate.preflight.report import judge_growth, judge_store_space
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.context import Context
-from crckpt.ops.dump.cost import try_growth
+from crckpt.ops.dump.forecast import try_growth
 from crckpt.store import Repository
 
 pytestmark = pytest.mark.usefixtures("is_root")

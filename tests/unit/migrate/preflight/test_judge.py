@@ -15,8 +15,7 @@ from crckpt.migrate.preflight.answers import look_for_files
 from crckpt.migrate.preflight.judge import plan_restore
 from crckpt.migrate.preflight.judge_files import JudgedFiles, LocalFile, judge_files
 from crckpt.migrate.preflight.questions import MoveQuestions
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.requirements import HostResources
+from crckpt.preflight.restore.host import HostResources, HostState
 
 pytestmark = pytest.mark.usefixtures("is_root")
 

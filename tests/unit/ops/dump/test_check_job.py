@@ -15,8 +15,7 @@ from crckpt.errors import PreflightRefused, UsageError
 from crckpt.host.proc import Tree
 from crckpt.host.program.program import Program
 from crckpt.ops.context import Context
-from crckpt.ops.dump.check_job import check_job
-from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.examine import DumpTarget, check_job
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.store import Checkpoint, Repository

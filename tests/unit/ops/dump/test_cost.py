@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
 from crckpt.host import proc
-from crckpt.ops.dump.cost import read_tree_usage
+from crckpt.ops.doctor import read_tree_usage
 
 MIB = 1 << 20
 FAMILY = """

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
 from crckpt.images.tree import ImageProcess
 from crckpt.model import PAGE_SIZE
+from crckpt.ops.inspect.diff import PageChanges, number_packs, page_changes
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory
-from crckpt.ops.inspect.page_changes import PageChanges, number_packs, page_changes
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.index import StoredFile
 from crckpt.store.read.contents import contents_of

@@ -16,17 +16,17 @@ from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import judge_restore
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
-from crckpt.preflight.restore.requirements import (
+from crckpt.preflight.restore.host import (
     DiskSpace,
     HostResources,
+    HostState,
     HugePages,
     Need,
     find_needed_features,
     judge_requirements,
     kernel_needs,
 )
+from crckpt.preflight.restore.plan import PlannedRestore
 
 IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())
