@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.host.disk.checked_files import regular_opened
@@ -38,15 +37,6 @@ NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", 
 _SHARED: Final = re.compile(
     r"9p|afs|beegfs|ceph|cifs|fuse\.(ceph|glusterfs|juicefs|sshfs)|gfs2|gpfs|lustre|nfs4?|ocfs2|orangefs|smb3|virtiofs"
 )
-
-
-class ProcessFiles(Struct, frozen=True):
-    """The ids of the files of a process, besides those of its descriptors."""
-
-    mapped: tuple[int, ...] = ()
-    exe: int | None = None
-    cwd: int | None = None
-    root: int | None = None
 
 
 def find_shared_file_systems() -> dict[int, str]:
@@ -98,9 +88,9 @@ class FileAsker:
             self._change(number, position=found.pos)
         return number
 
-    def of_process(self, pid: int) -> ProcessFiles:
-        """Return the files that a process runs, has mapped, and is in. None if it ends now."""
-        places = [self._ask(f"/proc/{pid}/{name}") or None for name in ("exe", "cwd", "root")]
+    def of_process(self, pid: int) -> tuple[tuple[int, ...], int | None, int | None, int | None]:
+        """Return the files that a process has mapped, its program, its directory and its root. None if it ends now."""
+        exe, cwd, root = (self._ask(f"/proc/{pid}/{name}") or None for name in ("exe", "cwd", "root"))
         mapped: dict[int, None] = {}
         with suppress(OSError):
             for each in read_maps(pid):
@@ -116,9 +106,9 @@ class FileAsker:
                     self._change(number, is_written=is_written, is_mapped=is_written, is_executed=is_executed)
                 mapped[number] = None
         mapped.pop(0, None)
-        if places[0] is not None:
-            self._change(places[0], is_executed=True)
-        return ProcessFiles(tuple(mapped), *places)
+        if exe is not None:
+            self._change(exe, is_executed=True)
+        return tuple(mapped), exe, cwd, root
 
     def list(self) -> tuple[AskedFile, ...]:
         """Return all files, with the digests of those that the tree only reads."""

@@ -24,10 +24,10 @@ from crckpt.host.disk.digests import read_digest
 from crckpt.host.disk.path_trust import find_group_name, find_user_name
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.transfer.sent_files import AT_ONCE, IncomingFiles, SentFile, decode_files, send_contents
+from crckpt.migrate.transfer.sent_files import AT_ONCE, SentFile, decode_files, receive_contents, send_contents
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Files, Lacking, Sent, Stored
+from crckpt.migrate.wire.messages import Files, Stored
 from crckpt.ops.context import Progress, ignore_progress
 
 _NOTHING: Final = hashlib.sha256().hexdigest()
@@ -59,22 +59,32 @@ def receive_files(connection: Connection, message: Files) -> None:
                     f"number is that of {name} here",
                     hint="copy it there yourself: rsync -t",
                 )
-    regular = [file for file in files if not file.is_directory]
+    descriptors: list[int] = []
     with Placement() as placement:
-        directories = [_open_above(placement, file) for file in files]
-        asked = [(file, above) for file, above in zip(files, directories, strict=True) if not file.is_directory]
-        placed = _Placed(placement, asked)
-        incoming = IncomingFiles(regular, placed.open, "file")
+        above = [(file, _open_above(placement, file)) for file in files]
+        regular = [(file, directory) for file, directory in above if not file.is_directory]
+
+        def open_file(number: int) -> int:
+            file, directory = regular[number]
+            if file.size > space.free_disk(directory):
+                raise HostCannot(
+                    f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, more than its disk has free",
+                    hint="free space there",
+                )
+            descriptors.append(placement.open_unnamed(directory))
+            return descriptors[-1]
+
         try:
-            with connection.receiving(incoming):
-                connection.send(Lacking(tuple(file.digest for file in regular)))
-                connection.receive(Sent)
-            incoming.check_last()
-            if (missing := incoming.missing) is not None:
+            if (missing := receive_contents(connection, [file for file, _ in regular], open_file, "file")) is not None:
                 raise IntegrityError(f"{os.fsdecode(missing.path)} was not sent")
-            placed.finish()
+            for (file, _), descriptor in zip(regular, descriptors, strict=True):
+                placed_files.finish(descriptor, Ownership(file.mode, file.uid, file.gid), file.modified)
+            for (file, directory), descriptor in zip(regular, descriptors, strict=True):
+                placement.put(directory, os.fsdecode(file.path.rpartition(b"/")[2]), descriptor)
         finally:
-            placed.close()
+            # Those without a name are gone.
+            for descriptor in descriptors:
+                os.close(descriptor)
         placement.remove_temporary_names()
         placement.sync_directories()
     connection.send(Stored())
@@ -150,34 +160,3 @@ def _open_above(placement: Placement, file: SentFile) -> int:
     if file.is_directory:
         return placement.open_directory(path, [*file.above, Ownership(file.mode, file.uid, file.gid)], file.uid)
     return placement.open_directory(path.parent, file.above, file.uid)
-
-
-class _Placed:
-    def __init__(self, placement: Placement, files: list[tuple[SentFile, int]]) -> None:
-        self._placement = placement
-        self._files = files
-        self._descriptors: list[int] = []
-
-    def open(self, number: int) -> int:
-        """Open a file to write to. Raises HostCannot if its disk has no space for it."""
-        file, directory = self._files[number]
-        if file.size > space.free_disk(directory):
-            raise HostCannot(
-                f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, more than its disk has free",
-                hint="free space there",
-            )
-        self._descriptors.append(self._placement.open_unnamed(directory))
-        return self._descriptors[-1]
-
-    def finish(self) -> None:
-        """Give all files their names."""
-        for (file, _), descriptor in zip(self._files, self._descriptors, strict=True):
-            placed_files.finish(descriptor, Ownership(file.mode, file.uid, file.gid), file.modified)
-        for (file, directory), descriptor in zip(self._files, self._descriptors, strict=True):
-            self._placement.put(directory, os.fsdecode(file.path.rpartition(b"/")[2]), descriptor)
-
-    def close(self) -> None:
-        """Close all files: those without a name are gone."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()

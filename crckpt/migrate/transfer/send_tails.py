@@ -15,10 +15,17 @@ from crckpt.host.disk.placed_files import Placement, find_permissions, read_owne
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer.send_files import opened
-from crckpt.migrate.transfer.sent_files import AT_ONCE, IncomingFiles, SentFile, SentTail, decode_tails, send_contents
+from crckpt.migrate.transfer.sent_files import (
+    AT_ONCE,
+    SentFile,
+    SentTail,
+    decode_tails,
+    receive_contents,
+    send_contents,
+)
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Lacking, Sent, Stored, Tails
+from crckpt.migrate.wire.messages import Stored, Tails
 
 _WHAT: Final = "sent-tail"
 _AT_ONCE: Final = 1 << 20
@@ -94,16 +101,13 @@ def receive_tails(connection: Connection, message: Tails) -> None:
     """Append what logs have gained, all or nothing. Raises PreflightRefused, IntegrityError, OSError."""
     tails = decode_tails(message.content)
     logs: list[tuple[SentTail, int]] = []
-    incoming = IncomingFiles([tail.file for tail in tails], lambda number: logs[number][1], "log")
+    files = [tail.file for tail in tails]
     with Placement() as placement:
         try:
             for tail in tails:
                 logs.append((tail, _open_log(placement, tail)))
-            with connection.receiving(incoming):
-                connection.send(Lacking(tuple(tail.file.digest for tail in tails)))
-                connection.receive(Sent)
-            incoming.check_last()
-            _finish(logs, is_whole=incoming.missing is None)
+            missing = receive_contents(connection, files, lambda number: logs[number][1], "log")
+            _finish(logs, is_whole=missing is None)
         except BaseException:
             for tail, descriptor in logs:
                 with suppress(OSError):

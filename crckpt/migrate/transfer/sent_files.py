@@ -122,11 +122,26 @@ def send_contents(
     connection.receive(Stored)
 
 
-class IncomingFiles:
+def receive_contents(
+    connection: Connection, files: Sequence[SentFile], open_file: Callable[[int], int], word: str
+) -> SentFile | None:
+    """Ask for the contents of files, and receive them. Return the first that did not come; None if all have.
+
+    `open_file` returns a descriptor to write the file of that number to. `word` names one in messages. Raises what
+    `Connection` raises, and IntegrityError if one did not come whole.
+    """
+    incoming = _IncomingFiles(files, open_file, word)
+    with connection.receiving(incoming):
+        connection.send(Lacking(tuple(file.digest for file in files)))
+        connection.receive(Sent)
+    incoming.check_last()
+    return incoming.missing
+
+
+class _IncomingFiles:
     """Contents that come one after the other. `begin` and `add` are called by the thread that reads the connection."""
 
     def __init__(self, files: Sequence[SentFile], open_file: Callable[[int], int], word: str) -> None:
-        """`open_file` returns a descriptor to write the file of that number to. `word` names one in messages."""
         self._files = files
         self._open_file = open_file
         self._word = word
