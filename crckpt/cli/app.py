@@ -1,4 +1,7 @@
-"""Run a command line: find the command, and turn a failure into a message and an exit code."""
+"""Run a command line: find the command, and turn a failure into a message and an exit code.
+
+The parser's complaints are worded as crckpt words its own, with a suggestion of what was meant.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,35 @@ COMMANDS: Final = {name: summary for group in GROUPS.values() for name, summary 
 # A command is a function of its name in a module of its name. These two names are words of Python.
 _FUNCTIONS: Final = {"list": "list_checkpoints", "import": "import_images"}
 _MODULES: Final = {"import": "import_images"}
+
+
+# The parser's names of types.
+_NUMBERS: Final = {"int": "a whole number", "integer": "a whole number", "float": "a number"}
+
+_WITH_TARGET: Final = ("doctor", "dump", "pre-dump")
+
+# A share of equal letters. Where no option reaches it, the nearest is suggested all the same.
+_NEAR: Final = 0.65
+
+# What other programs (criu, git, restic, podman) call it. The parser would suggest `report` for `repair`.
+SYNONYMS: Final = {
+    "check": "doctor",
+    "checkpoint": "dump",
+    "delete": "rm",
+    "forget": "rm",
+    "fsck": "verify --repair",
+    "inspect": "show",
+    "ls": "list",
+    "prune": "gc",
+    "remove": "rm",
+    "repair": "verify --repair",
+    "save": "dump",
+    "snapshot": "dump",
+    "snapshots": "list",
+    "trackers": "ps",  # its name in 0.4.0
+    "untag": "tag --remove",
+    "version": "--version",
+}
 
 
 class Commands(HelpfulGroup):
@@ -149,10 +181,7 @@ def run(arguments: Sequence[str]) -> int:
     except (CrckptError, Interrupted) as error:
         return _report(error)
     except InvalidCommandLine as error:
-        # Rarely needed.
-        from crckpt.cli.parser_errors import invalid_command_line
-
-        return _report(invalid_command_line(error, command, COMMANDS))
+        return _report(invalid_command_line(error, command))
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text
         discard(sys.stdout)
         return 0
@@ -189,3 +218,62 @@ def _report(error: CommandFailure) -> int:
     with suppress(OSError):
         sys.stderr.write(error_text(error))
     return error.exit_code
+
+
+def invalid_command_line(error: Any, command: str) -> UsageError:
+    """Make the error for a complaint of the parser, of a class that typer does not name, about this command."""
+    # Rarely needed and slow to import.
+    from difflib import get_close_matches
+
+    if command and command not in COMMANDS:
+        listed = [name for name in COMMANDS if name not in UNLISTED]
+        names = [SYNONYMS[command]] if command in SYNONYMS else get_close_matches(command, listed)
+        near = [f"crckpt {name}" for name in names]
+        return UsageError(f"there is no command {command}", hint=_hint(near, "all commands: crckpt help"))
+    hint = f"crckpt help {command}".rstrip()
+    if hasattr(error, "possibilities"):
+        everything = f"all options: {hint}" if command else f"options of a command come after it: {hint}"
+        near = _closest(error.option_name, sorted(error.possibilities or ()))
+        return UsageError(f"there is no option {error.option_name}", hint=_hint(near, everything))
+    if hasattr(error, "extra"):
+        # $(pgrep NAME) may find several PIDs.
+        one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
+        return UsageError(f"there are too many arguments: {' '.join(error.extra)}", hint=f"{one}{hint}")
+    return UsageError(_describe(error), hint=hint)
+
+
+def _describe(error: Any) -> str:
+    """Say what is wrong with a value, or with a missing one. Each class of the parser has attributes of its own."""
+    if hasattr(error, "option_name"):
+        parameters = error.ctx.command.params if error.ctx is not None else ()
+        with_value = [name for each in parameters if not getattr(each, "is_flag", False) for name in each.opts]
+        return f"{error.option_name} {'needs a value' if error.option_name in with_value else 'takes no value'}"
+    parameter = getattr(error, "param", None)
+    if parameter is None:
+        return str(error.format_message())
+    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.human_readable_name
+    if hasattr(error, "param_type"):
+        return f"{name} is missing"
+    if (number := _NUMBERS.get(parameter.type.name.removesuffix(" range"))) is None:
+        return f"{name}: {error.message.removesuffix('.')}"
+    least, most = getattr(parameter.type, "min", None), getattr(parameter.type, "max", None)
+    limits = "" if least is None else f" of at least {least}" if most is None else f" between {least} and {most}"
+    # The exception has the value only in its text.
+    values, *_ = error.ctx.command.make_parser(error.ctx).parse_args(list(error.typed))
+    value = values[parameter.name]
+    return f"{name}: {' '.join(value) if parameter.nargs != 1 else value} is not {number}{limits}"
+
+
+def _closest(option: str, near: Sequence[str]) -> list[str]:
+    """Return the options that are really near. The parser counts the hyphens, too, and finds --tcp near --stopp."""
+    from difflib import SequenceMatcher
+
+    def similarity(name: str) -> float:
+        return SequenceMatcher(None, name.lstrip("-"), option.lstrip("-")).ratio()
+
+    least = min(_NEAR, max(map(similarity, near), default=_NEAR))
+    return [name for name in near if similarity(name) >= least]
+
+
+def _hint(near: Sequence[str], everything: str) -> str:
+    return f"did you mean {' or '.join(near)}? {everything}" if near else everything

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from crckpt.cli.app import run
-from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
+from crckpt.cli.app import SYNONYMS, invalid_command_line, run
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,10 @@ def test_suggested_commands_and_options_exist(suggested: str, capsys: pytest.Cap
     ],
 )
 def test_near_options_are_suggested(near: list[str] | None, hint: str) -> None:
-    error = invalid_command_line(SimpleNamespace(option_name="--x", possibilities=near), "dump", ["dump"])
+    error = invalid_command_line(SimpleNamespace(option_name="--x", possibilities=near), "dump")
     assert (error.message, error.hint) == ("there is no option --x", hint)
 
 
 def test_unknown_class_of_parser_error_keeps_its_words() -> None:
-    error = invalid_command_line(SimpleNamespace(format_message=lambda: "something new"), "dump", ["dump"])
+    error = invalid_command_line(SimpleNamespace(format_message=lambda: "something new"), "dump")
     assert (error.message, error.hint) == ("something new", "crckpt help dump")
