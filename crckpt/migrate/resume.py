@@ -18,18 +18,9 @@ from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RemoteError
 from crckpt.helper.address_guard.client import GuardedAddresses
 from crckpt.host import proc
-from crckpt.host.network.claim import give_up
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import unlocked_source
-from crckpt.migrate.destination.recorded import (
-    claimed_addresses,
-    end_unfinished_tree,
-    identify_built,
-    make_addresses,
-    make_restore_request,
-    release_or_explain,
-    wait_until_decided,
-)
+from crckpt.migrate.destination import recorded
 from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over, make_in_doubt_error
 from crckpt.migrate.source.move import read_manifest
 from crckpt.migrate.wire import messages
@@ -76,20 +67,20 @@ def resume(
     """
     repository = context.repository()
     repository.require_writable()
-    recorded = next((move for move in read_all_moves(repository.backend)[0] if move.id == move_id), None)
-    if recorded is None:
+    found = next((move for move in read_all_moves(repository.backend)[0] if move.id == move_id), None)
+    if found is None:
         raise NoSuchCheckpoint(
             f"there is no move {move_id} in the store {repository.backend.location}",
             hint="list moves: crckpt migrate --list",
         )
-    if not recorded.is_over and recorded.owner.is_alive and not same_process:
+    if not found.is_over and found.owner.is_alive and not same_process:
         raise PreflightRefused(
-            f"crckpt (PID {recorded.owner.pid}) is still moving {recorded.job}",
-            hint=f"wait until it ends; if it does not: kill -9 {recorded.owner.pid}, then try again",
+            f"crckpt (PID {found.owner.pid}) is still moving {found.job}",
+            hint=f"wait until it ends; if it does not: kill -9 {found.owner.pid}, then try again",
             is_in_use=True,
         )
-    move = _wait_for_criu(recorded, repository)
-    if move.state != recorded.state and not move.is_replaced:
+    move = _wait_for_criu(found, repository)
+    if move.state != found.state and not move.is_replaced:
         move = store_move(repository.backend, take_over(move))
     if move.side == "source":
         return _resume_source(move, repository, context, answer_within_s)
@@ -98,14 +89,14 @@ def resume(
 
 def _wait_for_criu(move: Move, repository: Repository) -> Move:
     """Wait until CRIU has let the tree run or ended it, and judge the move."""
-    wait_until_decided(move)
-    now = end_unfinished_tree(repository, move)
+    recorded.wait_until_decided(move)
+    now = recorded.end_unfinished_tree(repository, move)
     if now.root is not None and (now.state in ("committing", "committed")):
         proc.wait_until_gone((now.root.pid,), 0.5)
         until = proc.uptime_ticks() + _DECIDED_WITHIN_S * 100
         while now.root.is_held() and proc.uptime_ticks() < until:
             proc.wait_until_gone((now.root.pid,), 0.1)
-        now = end_unfinished_tree(repository, move)
+        now = recorded.end_unfinished_tree(repository, move)
     if now.state == "committing":
         raise MoveInDoubt(
             f"CRIU still holds the tree of {move.job}", hint=f"try again in a moment: crckpt migrate --resume {move.id}"
@@ -165,9 +156,7 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
     if move.state == "done":
         return _describe(move, runs_here=True)
     if move.state == "aborted":
-        # Left by a crckpt that was killed together with the guard of its addresses.
-        if addresses := make_addresses(move):
-            give_up(addresses, move.id)
+        recorded.give_up_left_addresses(move)
         return ResumeResult(move, runs_here=False)
     if move.state == "prepared":
         if not source_is_gone:
@@ -185,21 +174,17 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
     with ExitStack() as stack:
         guard: GuardedAddresses | None = None
         assert move.checkpoint is not None
-        if addresses := make_addresses(move):
-            # Left by a crckpt that was killed together with its guard.
-            give_up(addresses, move.id)
-            guard = stack.enter_context(claimed_addresses(addresses, move.id, repository.get(move.checkpoint)))
+        if addresses := recorded.give_up_left_addresses(move):
+            claimed = recorded.claimed_addresses(addresses, move.id, repository.get(move.checkpoint))
+            guard = stack.enter_context(claimed)
 
         def let_run(root: int, criu: int) -> AfterCommit:
             nonlocal move
-            live = identify_built(root, criu)
+            live = recorded.expect_built(root, criu, guard)
             move = store_move(repository.backend, replace(move, root=live))
-            if guard is not None:
-                guard.expect(live)
 
             def release() -> None:
-                if guard is not None:
-                    release_or_explain(guard, live)
+                recorded.release_or_explain(guard, live)
 
             return release
 
@@ -209,7 +194,7 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
                 f"{move.peer}",
                 hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
             )
-        request = make_restore_request(move.checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
+        request = recorded.make_restore_request(move.checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
         result = restore(request, context, before_run=let_run)
         if guard is not None:
             guard.keep()

@@ -15,23 +15,11 @@ from crckpt.errors import CrckptError, HostCannot, IntegrityError, MoveInDoubt, 
 from crckpt.helper.address_guard.client import GuardedAddresses
 from crckpt.helper.scope import leave_session
 from crckpt.host import proc
-from crckpt.host.network.claim import give_up
 from crckpt.host.network.late_packets import deliver
 from crckpt.host.steps import step
 from crckpt.host.syscalls.userfaultfd import find_refusal
 from crckpt.migrate.addresses import check_destination, list_destination_addresses
-from crckpt.migrate.destination.recorded import (
-    claimed_addresses,
-    end_unfinished_tree,
-    explain_loss,
-    identify_built,
-    make_addresses,
-    make_restore_request,
-    read_state,
-    refuse_busy,
-    release_or_explain,
-    wait_until_decided,
-)
+from crckpt.migrate.destination import recorded
 from crckpt.migrate.preflight.answers import answer, compare
 from crckpt.migrate.preflight.questions import decode_files, decode_questions
 from crckpt.migrate.transfer.receive_packs import Receiver
@@ -107,7 +95,7 @@ class Destination:
             if self._move is not None and self._move.state == "receiving":
                 self._give_up(error.message)
             elif self._move is not None and not self._move.is_over:
-                raise explain_loss(self._move, error, is_late=self._store is not self._repository) from error
+                raise recorded.explain_loss(self._move, error, is_late=self._store is not self._repository) from error
         finally:
             self._drop_unpacked()
             self._claimed.close()
@@ -143,7 +131,7 @@ class Destination:
             case messages.Prepare():
                 self._build(message)
             case messages.Resume():
-                state, move = read_state(self._repository, message, self._source)
+                state, move = recorded.read_state(self._repository, message, self._source)
                 # An Abort is of that move then.
                 self._move = move or self._move
                 self._connection.send(state)
@@ -153,11 +141,11 @@ class Destination:
 
     def _answer_questions(self, message: messages.Questions) -> messages.Answers:
         questions = decode_questions(message.content)
-        recorded = read_move(self._repository.backend, questions.job)
-        self._last_id = recorded.id if recorded is not None else ""
+        last = read_move(self._repository.backend, questions.job)
+        self._last_id = last.id if last is not None else ""
         # They may have PIDs and ports that the tree needs.
         end_unfinished_restores(self._repository.backend.scratch)
-        now = end_unfinished_tree(self._repository, recorded) if recorded is not None else None
+        now = recorded.end_unfinished_tree(self._repository, last) if last is not None else None
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
         answers = answer(questions, self._context, unfinished, shares_kernel=self._shares_kernel)
         self._drop_unpacked()
@@ -177,7 +165,7 @@ class Destination:
             return
         addresses = list_destination_addresses(options.addresses)
         try:
-            self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
+            self._guard = self._claimed.enter_context(recorded.claimed_addresses(addresses, move_id, checkpoint))
         except HostCannot:
             if addresses:
                 raise
@@ -193,7 +181,7 @@ class Destination:
             taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
             self._filler = self._claimed.enter_context(started_filler(taken))
         try:
-            request = make_restore_request(checkpoint.id, message.options)
+            request = recorded.make_restore_request(checkpoint.id, message.options)
             request = replace(request, still_runs=True, shares_kernel=self._shares_kernel)
             found = check_restore(request, self._context, checkpoint, store)
         except PreflightRefused as refused:
@@ -259,7 +247,7 @@ class Destination:
             self._complete(filler, message)
         elif filler is not None:
             filler.close()
-        wait_until_decided(self._move)  # the helper needs the processors first
+        recorded.wait_until_decided(self._move)  # the helper needs the processors first
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
 
@@ -277,22 +265,20 @@ class Destination:
         except (CrckptError, OSError):
             if filler is not None:
                 filler.close()
-            wait_until_decided(self._move)
+            recorded.wait_until_decided(self._move)
             raise
         self._advance("done")
         self._connection.send(messages.Complete())
 
     def _begin(self, message: messages.Prepare) -> None:
-        recorded = read_move(self._repository.backend, message.job)
-        before = end_unfinished_tree(self._repository, recorded) if recorded is not None else None
+        last = read_move(self._repository.backend, message.job)
+        before = recorded.end_unfinished_tree(self._repository, last) if last is not None else None
         if before is not None and before.id == message.move and before.side == "destination":
-            refuse_busy(before)
+            recorded.refuse_busy(before)
             if before.is_over:
                 # CRIU has decided since the source asked for the state.
                 raise PreflightRefused(f"the move of {message.job} is over here: {before.state}", hint="try again")
-            if addresses := make_addresses(before):
-                # Left by a crckpt that was killed together with its guard.
-                give_up(addresses, before.id)
+            recorded.give_up_left_addresses(before)
             self._move = store_move(self._repository.backend, take_over(before))
             return
         if before is not None and not before.is_over:
@@ -311,7 +297,7 @@ class Destination:
         self._move = store_move(self._repository.backend, move, replaces=self._last_id)
 
     def _restore(self, message: messages.Prepare) -> RestoreResult:
-        request = make_restore_request(message.checkpoint, message.options)
+        request = recorded.make_restore_request(message.checkpoint, message.options)
         request = replace(request, shares_kernel=self._shares_kernel)
         if self._unpacked is not None:
             self._unpacked.stop()
@@ -328,17 +314,13 @@ class Destination:
     def _hold(self, root: int, criu: int) -> AfterCommit:
         """Report that the tree is held, and wait for the end of the source's own. Return what to do once it runs."""
         assert self._move is not None
-        live = identify_built(root, criu)
-        if self._guard is not None:
-            # It ends the tree if we are killed together with CRIU.
-            self._guard.expect(live)
-        if self._move.state == "committed":
-            self._move = store_move(self._repository.backend, replace(self._move, root=live))
-            return lambda: self._release(live)
-        if self._move.state == "prepared":
-            self._move = store_move(self._repository.backend, replace(self._move, root=live))
-        else:
+        live = recorded.expect_built(root, criu, self._guard)
+        if self._move.state == "receiving":
             self._advance("prepared", root=live)
+        else:
+            self._move = store_move(self._repository.backend, replace(self._move, root=live))
+        if self._move.state == "committed":
+            return lambda: self._release(live)
         self._connection.send(messages.Prepared(root))
         # An Abort is raised: CRIU ends what it has built.
         self._late_packets = self._connection.receive(messages.Ended).packets
@@ -347,8 +329,7 @@ class Destination:
 
     def _release(self, root: proc.LiveRoot) -> None:
         """Open the fence: the tree with this root runs next. Raise nothing."""
-        if self._guard is not None:
-            self._release_warning = release_or_explain(self._guard, root)
+        self._release_warning = recorded.release_or_explain(self._guard, root)
         self._released_at = time.monotonic()
 
     def _restore_until_it_runs(self, message: messages.Prepare) -> RestoreResult:
@@ -376,9 +357,7 @@ class Destination:
         # Give up the addresses, then lift their fence.
         self._guard = self._filler = None
         self._claimed.close()
-        # Left by a crckpt that was killed together with its guard.
-        if addresses := make_addresses(move):
-            give_up(addresses, move.id)
+        recorded.give_up_left_addresses(move)
         # `remove` locks the store for itself alone, so our own share must end first.
         self._transaction.close()
         with suppress(CrckptError, OSError):

@@ -11,6 +11,7 @@ from msgspec import convert
 from crckpt.errors import NOTHING_LEFT, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.helper.address_guard.client import GuardedAddresses, guarded_addresses
 from crckpt.host.network.address import HostAddress
+from crckpt.host.network.claim import give_up
 from crckpt.host.proc import LiveRoot, identify_live_root, read_process
 from crckpt.host.process.orphans import end_unfinished_trees
 from crckpt.migrate.addresses import list_destination_addresses
@@ -105,29 +106,37 @@ def claimed_addresses(
         yield guard
 
 
-def identify_built(root: int, criu: int) -> LiveRoot:
-    """Identify the root of a tree that CRIU has built and holds. Raises RestoreFailed if it has ended."""
+def give_up_left_addresses(move: Move) -> tuple[HostAddress, ...]:
+    """Give up what a crckpt has left that was killed together with its guard. Return the addresses of the move."""
+    if addresses := list_destination_addresses(convert(move.options, messages.RestoreOptions).addresses):
+        give_up(addresses, move.id)
+    return addresses
+
+
+def expect_built(root: int, criu: int, guard: GuardedAddresses | None) -> LiveRoot:
+    """Identify the root of a tree that CRIU has built and holds. Raises RestoreFailed if it has ended.
+
+    The `guard` ends that tree if we are killed together with CRIU.
+    """
     process = read_process(root)
     if process is None:
         raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
-    return identify_live_root(process, criu)
+    live = identify_live_root(process, criu)
+    if guard is not None:
+        guard.expect(live)
+    return live
 
 
-def release_or_explain(guard: GuardedAddresses, root: LiveRoot) -> str:
+def release_or_explain(guard: GuardedAddresses | None, root: LiveRoot) -> str:
     """Open the fence of a tree that runs, whatever happens; return what did not work, empty if all did."""
-    if not root.is_held():
-        # CRIU was killed: the tree that it has built ends, and the fence must not let out its resets.
+    # If CRIU was killed, the tree that it has built ends, and the fence must not let out its resets.
+    if guard is None or not root.is_held():
         return ""
     try:
         return guard.release()
     except HostCannot as error:
         # To keep the addresses removes the fence, too.
         return error.message
-
-
-def make_addresses(move: Move) -> tuple[HostAddress, ...]:
-    """Return the addresses that move with the tree."""
-    return list_destination_addresses(convert(move.options, messages.RestoreOptions).addresses)
 
 
 def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:
