@@ -8,7 +8,7 @@ from pathlib import Path
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import emit
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 
 
 def core(
@@ -26,7 +26,7 @@ def core(
     # Slow to load, and needed neither for the help nor to complete a command line.
     from crckpt.ops.inspect.core import core as perform
 
-    with progress_bar("writing") as progress:
+    with progress_bars("writing") as (progress,):
         context = options.make_context(store, config=config, progress=progress)
         result = perform(context, ref, pid, output, force=force)
     lines = (

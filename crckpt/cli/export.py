@@ -7,7 +7,7 @@ from pathlib import Path
 from crckpt.cli import options
 from crckpt.cli.format import short_id
 from crckpt.cli.output import emit
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError
 from crckpt.host.process.run import quote
 from crckpt.ops.export import export as perform
@@ -25,7 +25,7 @@ def export(
             "crckpt export writes a directory and cannot write to stdout (-)",
             hint=f"crckpt export {quote([ref])} DIR && tar -C DIR -c .",
         )
-    with progress_bar("unpacking") as progress:
+    with progress_bars("unpacking") as (progress,):
         result = perform(options.make_context(store, config=config, progress=progress), ref, directory)
     text = (f"{short_id(result.id)} is in {result.directory}; restore it without crckpt:\n", f"{result.command}\n")
     emit(result, iter(text))

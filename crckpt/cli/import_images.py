@@ -7,7 +7,7 @@ from pathlib import Path
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import checkpoint_document, emit
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 
 
 def import_images(
@@ -21,7 +21,7 @@ def import_images(
     # Slow to load, and needed neither for the help nor to complete a command line.
     from crckpt.ops.import_images import import_images as perform
 
-    with progress_bar("storing") as progress:
+    with progress_bars("storing") as (progress,):
         context = options.make_context(store, config=config, progress=progress)
         checkpoint = perform(context, directory, job, note)
     text = (

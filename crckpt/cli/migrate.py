@@ -10,7 +10,7 @@ import typer
 from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
 from crckpt.cli.migrate_output import move_document
-from crckpt.cli.output import emit
+from crckpt.cli.output import emit, print_progress
 from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError
 from crckpt.model import MoveId
@@ -170,7 +170,7 @@ def migrate(
         # $(pgrep NAME) may find several PIDs.
         raise UsageError(f"{host} is a PID, not a host", hint=f"name one process; see both: ps -fp {target},{host}")
 
-    from crckpt.migrate.request import MigrateRequest
+    from crckpt.migrate.request import MigrateRequest, MoveReport
     from crckpt.migrate.session import migrate as perform
     from crckpt.migrate.wire.messages import RestoreOptions
 
@@ -205,8 +205,9 @@ def migrate(
         migrate_all.migrate_all(request, context, parsed, at_once)
         return
     # ssh may ask for a password first.
-    with progress_bars("copying", "storing", "sending", waits=True) as bars:
-        result = perform(request, context, migrate_output.ProgressLines(*bars))
+    with progress_bars("copying", "storing", "sending", waits=True) as (copying, storing, sending):
+        report = MoveReport(copying, storing, sending, print_progress, migrate_output.print_round)
+        result = perform(request, context, report)
     document, lines = migrate_output.result_document(result), migrate_output.result_lines(result, remote_crckpt)
     emit(document, lines, is_answer=check)
 

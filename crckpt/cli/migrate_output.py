@@ -14,7 +14,6 @@ from crckpt.store.moves import UnreadableMove
 if TYPE_CHECKING:
     from crckpt.migrate.request import MigrateResult, RoundSummary
     from crckpt.migrate.resume import ResumeResult
-    from crckpt.ops.context import Progress
 
 _MOST_FILES_SHOWN: Final = 20
 _UNDECIDED: Final = {
@@ -41,25 +40,15 @@ def move_document(status: MoveStatus) -> dict[str, object]:
     }
 
 
-class ProgressLines:
-    """Prints the progress of a move, a line each; bars for a person."""
-
-    def __init__(self, copying: Progress, storing: Progress, sending: Progress) -> None:
-        self.copying, self.storing, self.sending = copying, storing, sending
-
-    def say(self, line: str) -> None:
-        """Print a line."""
-        print_progress(line)
-
-    def end_round(self, number: int, summary: RoundSummary) -> None:
-        """Print what a round has copied."""
-        rate = summary.written_per_s
-        written = f"dirty rate {size(round(rate))}/s; " if rate is not None else ""
-        print_progress(
-            f"round {number}: copied {size(summary.raw_bytes)}, sent {size(summary.sent_bytes)} in "
-            f"{duration(summary.seconds * 1000)}, frozen {duration(summary.frozen_ms)}; {written}"
-            f"estimated downtime {duration(summary.estimated_ms)}"
-        )
+def print_round(number: int, summary: RoundSummary) -> None:
+    """Print what a round has copied."""
+    rate = summary.written_per_s
+    written = f"dirty rate {size(round(rate))}/s; " if rate is not None else ""
+    print_progress(
+        f"round {number}: copied {size(summary.raw_bytes)}, sent {size(summary.sent_bytes)} in "
+        f"{duration(summary.seconds * 1000)}, frozen {duration(summary.frozen_ms)}; {written}"
+        f"estimated downtime {duration(summary.estimated_ms)}"
+    )
 
 
 def result_document(result: MigrateResult) -> dict[str, object]:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from crckpt.cli import options
 from crckpt.cli.format import note_lines, round_line
 from crckpt.cli.output import criu_document, emit, pick
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.ops.dump.pre_dump import pre_dump as perform
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult
@@ -43,7 +43,7 @@ def pre_dump(
         target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True, other_program=other_program
     )
     context = options.make_context(store, criu=criu, config=config, staging=staging)
-    with progress_bar("copying") as copying:
+    with progress_bars("copying") as (copying,):
         result = perform(request, replace(context, copy_progress=copying))
     lineage = asdict(result.lineage)
     document = {

@@ -11,13 +11,6 @@ from crckpt.ops.context import Progress, ignore_progress
 
 
 @contextmanager
-def progress_bar(doing: str, *, program_follows: bool = False) -> Iterator[Progress]:
-    """Give a callback that draws a bar; see `progress_bars`."""
-    with progress_bars(doing, program_follows=program_follows) as (progress,):
-        yield progress
-
-
-@contextmanager
 def progress_bars(*steps: str, program_follows: bool = False, waits: bool = False) -> Iterator[tuple[Progress, ...]]:
     """Give a callback for each step: it draws the bar, labelled with the step that reports; at first with the first.
 

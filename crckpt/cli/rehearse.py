@@ -10,7 +10,7 @@ from pathlib import Path
 from crckpt.cli import options
 from crckpt.cli.format import count, duration, note_lines, title
 from crckpt.cli.output import checkpoint_document, criu_document, emit, pick
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.errors import RehearsalFailed, UsageError
 from crckpt.ops.restore.rehearse import RehearsalResult
 from crckpt.ops.restore.rehearse import rehearse as perform
@@ -56,7 +56,7 @@ def rehearse(
     except ValueError as error:
         raise UsageError(f"--probe {probe}: {error}", hint="quote it as in a shell") from error
     options.require_root("to rehearse a restore")
-    with progress_bar("rehearsing") as progress:
+    with progress_bars("rehearsing") as (progress,):
         context = options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
         result = perform(RehearsalRequest(ref, seconds, words), context)
     failure = None

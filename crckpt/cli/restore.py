@@ -14,7 +14,7 @@ from crckpt.cli import options
 from crckpt.cli.format import duration, note_lines, short_id, title
 from crckpt.cli.help import ADVANCED
 from crckpt.cli.output import checkpoint_document, criu_document, emit, form, pick
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.job_control import end_by_signal
 from crckpt.ops.restore.attempt import RestoreResult
@@ -114,7 +114,7 @@ def restore(
     if tty == "":
         raise UsageError("--tty needs new, null or the path of a file", hint="for example: --tty new")
     options.require_root("to restore a checkpoint")
-    with progress_bar("restoring", program_follows=True) as progress:
+    with progress_bars("restoring", program_follows=True) as (progress,):
 
         def announce(restored: RestoreResult) -> None:
             # As after the last byte: removes the bar.

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import emit
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.ops.verify import repair as perform_repair
 from crckpt.ops.verify import verify as perform
@@ -41,7 +41,7 @@ def verify(
         )
     if source is not None and not repair:
         raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {shlex.quote(str(source))}")
-    with progress_bar("verifying") as progress:
+    with progress_bars("verifying") as (progress,):
         context = options.make_context(store, config=config, progress=progress)
         repaired = perform_repair(context, ref, source) if repair else None
         found = repaired.now if repaired else perform(context, ref)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
@@ -107,23 +108,17 @@ class MigrateResult(Struct, frozen=True):
     terminal_log: str = ""
 
 
-class MoveReport(Protocol):
-    """Shows progress to the user; the properties show bytes done, and in all, of a step."""
+class MoveReport(Struct, frozen=True):
+    """Shows progress to the user.
 
-    @property
-    def copying(self) -> Progress:
-        """Memory is copied while the program runs."""
+    - `copying`, `storing`, `sending`: bytes done, and in all, of a step: memory is copied while the program runs; what
+      was copied is compressed and stored here; what the other store lacks is sent
+    - `say`: show which step begins
+    - `end_round`: show what a round has copied, by its number
+    """
 
-    @property
-    def storing(self) -> Progress:
-        """What was copied is compressed and stored here."""
-
-    @property
-    def sending(self) -> Progress:
-        """What the other store lacks is sent."""
-
-    def say(self, line: str) -> None:
-        """Show which step begins."""
-
-    def end_round(self, number: int, summary: RoundSummary) -> None:
-        """Show what a round has copied."""
+    copying: Progress
+    storing: Progress
+    sending: Progress
+    say: Callable[[str], None]
+    end_round: Callable[[int, RoundSummary], None]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
-from crckpt.helper.calls.remote_calls import TakeResult, close_descriptors, take_userfaultfds
+from crckpt.helper.calls.remote_calls import OrderResult, close_descriptors, take_userfaultfds
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap, userfaultfd
 from crckpt.tracking import refusals
@@ -101,7 +101,7 @@ class UffdWp:
 
     def __init__(
         self,
-        take: Callable[[Iterable[int]], Iterable[TakeResult]] = take_userfaultfds,
+        take: Callable[[Iterable[int]], Iterable[OrderResult]] = take_userfaultfds,
         protection: type[userfaultfd.WriteProtection] = userfaultfd.WriteProtection,
     ) -> None:
         """Attach to nothing yet. `take` takes a userfaultfd from each process, of which it makes a `protection`."""
@@ -127,7 +127,7 @@ class UffdWp:
         found = refusals.find_userfaultfds(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
-    def _attach_to(self, taken: TakeResult) -> UserfaultfdAttachment | str:
+    def _attach_to(self, taken: OrderResult) -> UserfaultfdAttachment | str:
         if taken.descriptor < 0:
             why = taken.why or refusals.NO_DESCRIPTOR
             return f"{why} ({taken.hint})" if taken.hint else why

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.helper.kinds import REMOTE_CALLER
 from crckpt.host import proc
@@ -51,7 +52,8 @@ class Orders(Struct, frozen=True):
 class OrderResult(Struct, frozen=True):
     """The result of an order: the `values` that were read; `failed` are (name, why) of those that could not be set.
 
-    With `why`, and perhaps a remedy, nothing could be done in that process. A userfaultfd comes with the message.
+    With `why`, and perhaps a remedy, nothing could be done in that process. A userfaultfd comes with the message; it is
+    our `descriptor` then.
     """
 
     pid: int
@@ -59,15 +61,7 @@ class OrderResult(Struct, frozen=True):
     failed: tuple[tuple[str, str], ...] = ()
     why: str = ""
     hint: str = ""
-
-
-class TakeResult(Struct, frozen=True):
-    """The result for one process: our `descriptor`; or -1, the reason, and a remedy."""
-
-    pid: int
-    descriptor: int
-    why: str = ""
-    hint: str = ""
+    descriptor: int = -1
 
 
 def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
@@ -78,23 +72,24 @@ def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
     return (*(found for found, _ in answers), *missing)
 
 
-def take_userfaultfds(pids: Iterable[int]) -> tuple[TakeResult, ...]:
+def take_userfaultfds(pids: Iterable[int]) -> tuple[OrderResult, ...]:
     """Take a userfaultfd of each process, which closes its own; the caller closes them. Takes 0.1 s for all."""
     return _take_each(dict.fromkeys(pids, -1))
 
 
-def close_descriptors(descriptors: Mapping[int, int]) -> tuple[TakeResult, ...]:
+def close_descriptors(descriptors: Mapping[int, int]) -> tuple[OrderResult, ...]:
     """Close one descriptor in each of these processes, given by PID."""
     return _take_each(descriptors)
 
 
-def _take_each(wanted: Mapping[int, int]) -> tuple[TakeResult, ...]:
+def _take_each(wanted: Mapping[int, int]) -> tuple[OrderResult, ...]:
     # Before the helper enters it, a process may have ended, and another one have its PID.
     boot_id = proc.boot_id()
     known = {pid: proc.identify(pid) or proc.Identity(boot_id, pid, 1) for pid in wanted}
     answers, why = _carry_out([TakeOrder(known[pid], surplus) for pid, surplus in wanted.items()])
-    found = {each.pid: TakeResult(each.pid, (*own, -1)[0], each.why, each.hint) for each, own in answers}
-    return tuple(found.get(pid) or TakeResult(pid, -1, f"{REMOTE_CALLER.title} for PID {pid} {why}") for pid in wanted)
+    found = {each.pid: replace(each, descriptor=(*own, -1)[0]) for each, own in answers}
+    missing = f"{REMOTE_CALLER.title} for PID {{pid}} {why}"
+    return tuple(found.get(pid) or OrderResult(pid, why=missing.format(pid=pid)) for pid in wanted)
 
 
 def _carry_out(orders: Sequence[Order | TakeOrder]) -> tuple[list[tuple[OrderResult, list[int]]], str]:

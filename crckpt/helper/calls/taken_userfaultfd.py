@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import Identity
@@ -35,21 +35,19 @@ _DONTFORK: Final = 10
 _MOST_ERRNO: Final = 4095
 
 
-class _Numbers(NamedTuple):
-    mmap: int
-    munmap: int
-    madvise: int
-    io_setup: int
-    io_destroy: int
-    io_submit: int
-
-
-# userfaultfd, close: x86-64 and 32-bit
-_MAKE_CLOSE: Final = {False: (323, 3), True: (374, 6)}
+# x86-64 and 32-bit
+_NUMBERS: Final = {
+    "userfaultfd": (323, 374),
+    "close": (3, 6),
+    "mmap": (9, 192),
+    "munmap": (11, 91),
+    "madvise": (28, 219),
+    "io_setup": (206, 245),
+    "io_destroy": (207, 246),
+    "io_submit": (209, 248),
+}
 _USER_MODE_ONLY: Final = 1
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
-# x86-64 and 32-bit
-_NUMBERS: Final = {False: _Numbers(9, 11, 28, 206, 207, 209), True: _Numbers(192, 91, 219, 245, 246, 248)}
 
 
 def take_one(
@@ -61,8 +59,7 @@ def take_one(
     """
     pid = process.pid
     with ptrace.stopped(pid, identity=process) as thread:
-        make, close = _MAKE_CLOSE[thread.is_compat]
-        theirs = thread.system_call(make, flags, within_s=ptrace.STOPS_WITHIN_S)
+        theirs = thread.system_call(_NUMBERS["userfaultfd"][thread.is_compat], flags, within_s=ptrace.STOPS_WITHIN_S)
         if theirs < 0:
             if theirs == -errno.EMFILE:
                 raise HostCannot(
@@ -78,7 +75,7 @@ def take_one(
             # CRIU refuses a program that has one. Another thread may have put another file in its place (dup2): check
             # this right before closing.
             if _is_userfaultfd(thread.tid, theirs):
-                thread.system_call(close, theirs)
+                thread.system_call(_NUMBERS["close"][thread.is_compat], theirs)
     if not _is_userfaultfd(os.getpid(), ours):
         raise HostCannot("another thread has taken the number of crckpt's descriptor", hint="try again")
     return ours
@@ -95,7 +92,7 @@ def close_in(process: Identity, descriptor: int) -> None:
     """Close a userfaultfd of a process. Raises HostCannot, OSError."""
     with ptrace.stopped(process.pid, identity=process) as thread:
         if _is_userfaultfd(thread.tid, descriptor):
-            thread.system_call(_MAKE_CLOSE[thread.is_compat][1], descriptor, within_s=ptrace.STOPS_WITHIN_S)
+            thread.system_call(_NUMBERS["close"][thread.is_compat], descriptor, within_s=ptrace.STOPS_WITHIN_S)
 
 
 def take_pinned(process: Identity, flags: int) -> tuple[MissingPages, int]:
@@ -118,36 +115,35 @@ def take_pinned(process: Identity, flags: int) -> tuple[MissingPages, int]:
 def unpin(process: Identity, context: int) -> None:
     """Let the userfaultfd of a process end with its descriptors. Takes some 30 ms. Raises HostCannot, OSError."""
     with ptrace.stopped(process.pid, identity=process) as thread:
-        _call(thread, _NUMBERS[thread.is_compat].io_destroy, context)
+        _call(thread, "io_destroy", context)
 
 
 def _pin(pid: int, thread: ptrace.StoppedThread, descriptor: int) -> int:
-    numbers = _NUMBERS[thread.is_compat]
     # Not on its stack: what is written there would seem to be filled.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    place = _call(thread, numbers.mmap, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    place = _call(thread, "mmap", 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     try:
         request = _IOCB.pack(0, 0, 0, _POLL, 0, descriptor, 0, 0, 0, 0, 0, 0)
         with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(place)
             memory.write(struct.pack("<2Q", 0, place + _IOCB_AT) + request)
-            _call(thread, numbers.io_setup, 1, place)
+            _call(thread, "io_setup", 1, place)
             memory.seek(place)
             (context,) = struct.unpack("<Q", memory.read(8))
         try:
-            _call(thread, numbers.io_submit, context, 1, place + 8)
+            _call(thread, "io_submit", context, 1, place + 8)
             length = next((each.end - each.start for each in read_maps(pid) if each.start == context), 0)
-            _call(thread, numbers.madvise, context, length, _DONTFORK)
+            _call(thread, "madvise", context, length, _DONTFORK)
         except OSError:
-            _call(thread, numbers.io_destroy, context)
+            _call(thread, "io_destroy", context)
             raise
     finally:
-        _call(thread, numbers.munmap, place, mmap.PAGESIZE)
+        _call(thread, "munmap", place, mmap.PAGESIZE)
     return int(context)
 
 
-def _call(thread: ptrace.StoppedThread, number: int, *arguments: int) -> int:
-    result = thread.system_call(number, *arguments, within_s=ptrace.STOPS_WITHIN_S)
+def _call(thread: ptrace.StoppedThread, name: str, *arguments: int) -> int:
+    result = thread.system_call(_NUMBERS[name][thread.is_compat], *arguments, within_s=ptrace.STOPS_WITHIN_S)
     if -_MOST_ERRNO <= result < 0:
         raise OSError(-result, os.strerror(-result))
     return result & 0xFFFFFFFF if thread.is_compat else result

@@ -17,21 +17,8 @@ from typing import Final
 import msgspec
 
 from crckpt.helper.serve import Waiting
-from crckpt.helper.terminal.protocol import (
-    ATTACH,
-    DESCRIBE,
-    DESCRIPTION,
-    ENDED,
-    INPUT,
-    LONGEST,
-    OUTPUT,
-    REFUSED,
-    RESIZE,
-    HeldTerminal,
-    HeldTree,
-    encode_status,
-    is_size,
-)
+from crckpt.helper.terminal import protocol
+from crckpt.helper.terminal.protocol import HeldTerminal, HeldTree
 from crckpt.helper.terminal.screen_modes import ScreenModes
 from crckpt.host.opened import peer_pid
 
@@ -108,7 +95,7 @@ class Clients:
             client.settimeout(_PATIENCE_S)
             self._flush(client)
             if client in self._pids:
-                self._send(client, ENDED + encode_status(status))
+                self._send(client, protocol.ENDED + protocol.encode_status(status))
             self._drop(client)
 
     def close(self) -> None:
@@ -125,7 +112,7 @@ class Clients:
 
     def _read(self, client: socket.socket) -> None:
         try:
-            data = client.recv(LONGEST)
+            data = client.recv(protocol.LONGEST)
         except BlockingIOError:
             return
         except OSError:
@@ -133,27 +120,28 @@ class Clients:
         kind, content = data[:1], data[1:]
         if not data:
             self._drop(client)
-        elif kind == DESCRIBE and self.tree is not None:
+        elif kind == protocol.DESCRIBE and self.tree is not None:
             # The kernel does not tell the PID of a process outside our PID namespace.
             if not self._pids[client] and content.isdigit():
                 self._pids[client] = int(content)
             attached = self._pids[self._attached] if self._attached else 0
-            self._send(client, DESCRIPTION + msgspec.json.encode(HeldTerminal(os.getpid(), self.tree, attached)))
-        elif kind == ATTACH and is_size(content):
+            terminal = HeldTerminal(os.getpid(), self.tree, attached)
+            self._send(client, protocol.DESCRIPTION + msgspec.json.encode(terminal))
+        elif kind == protocol.ATTACH and protocol.is_size(content):
             self._attach(client, content)
-        elif client is self._attached and kind == RESIZE and is_size(content):
+        elif client is self._attached and kind == protocol.RESIZE and protocol.is_size(content):
             self._resize(content)
-        elif client is self._attached and kind == INPUT:
+        elif client is self._attached and kind == protocol.INPUT:
             self._input += content
             self.write_input()
         else:
-            self._send(client, REFUSED + b"it is of another version of crckpt")
+            self._send(client, protocol.REFUSED + b"it is of another version of crckpt")
 
     def _attach(self, client: socket.socket, size: bytes) -> None:
         if self._attached is not None:
             attached = self._pids[self._attached]
             why = f"PID {attached} is attached already: press the key that detaches there (^]), or: kill {attached}"
-            self._send(client, REFUSED + why.encode())
+            self._send(client, protocol.REFUSED + why.encode())
             return
         self._attached = client
         self._output += self._modes.set_sequence()
@@ -179,8 +167,8 @@ class Clients:
         """Send the attached client what it takes now of the output; drop one that has gone."""
         try:
             while self._output:
-                part = self._output[: LONGEST - len(OUTPUT)]
-                client.send(OUTPUT + part)
+                part = self._output[: protocol.LONGEST - len(protocol.OUTPUT)]
+                client.send(protocol.OUTPUT + part)
                 del self._output[: len(part)]
                 self._waits_since = 0.0
         except BlockingIOError:

@@ -21,20 +21,8 @@ from msgspec.structs import replace
 from crckpt.errors import HostCannot
 from crckpt.helper.channel import Channel, HelperSilent, connect, find_helpers
 from crckpt.helper.kinds import TERMINAL, HelperRecord
-from crckpt.helper.terminal.protocol import (
-    ATTACH,
-    DESCRIBE,
-    DESCRIPTION,
-    ENDED,
-    INPUT,
-    LONGEST,
-    OUTPUT,
-    REFUSED,
-    RESIZE,
-    HeldTerminal,
-    decode_status,
-    encode_size,
-)
+from crckpt.helper.terminal import protocol
+from crckpt.helper.terminal.protocol import HeldTerminal
 from crckpt.helper.terminal.screen_modes import ScreenModes
 from crckpt.host.opened import peer_pid
 from crckpt.host.process.signals import Wakeups, woken_by_signals
@@ -131,7 +119,7 @@ class _Relay:
         """Run until the tree ends, or the user detaches."""
         self._connection.setblocking(False)
         connection = self._connection.fileno()
-        self._unsent += (_ask_description(), ATTACH + self._size())
+        self._unsent += (_ask_description(), protocol.ATTACH + self._size())
         while True:
             writing = [connection] if self._unsent else []
             ready = self._wakeups.wait(connection, self._ours, writable=writing)
@@ -139,7 +127,7 @@ class _Relay:
                 return status
             if self._is_resized:
                 self._is_resized = False
-                self._unsent.append(RESIZE + self._size())
+                self._unsent.append(protocol.RESIZE + self._size())
             if self._ours in ready and not self._take_typed():
                 return None
             self._send()
@@ -150,7 +138,7 @@ class _Relay:
         before, found, _ = typed.partition(bytes((self._key,))) if self._key is not None else (typed, b"", b"")
         # A program that reads nothing: what is typed is lost, as on any terminal; but detaching works.
         if before and len(self._unsent) < _MOST_UNSENT:
-            self._unsent.append(INPUT + before)
+            self._unsent.append(protocol.INPUT + before)
         if found or not typed:
             self._send()
         return bool(typed) and not found
@@ -158,19 +146,19 @@ class _Relay:
     def _take_message(self) -> int | None:
         """Take a message of the holder. Return the exit status once the tree has ended."""
         try:
-            data = self._connection.recv(LONGEST)
+            data = self._connection.recv(protocol.LONGEST)
         except BlockingIOError:
             return None
         except OSError:
             data = b""
         kind, content = data[:1], data[1:]
-        if kind == ENDED:
-            return decode_status(content)
-        if kind == OUTPUT:
+        if kind == protocol.ENDED:
+            return protocol.decode_status(content)
+        if kind == protocol.OUTPUT:
             self.modes.read(content)
             while content:
                 content = content[os.write(self._ours, content) :]
-        elif kind == REFUSED:
+        elif kind == protocol.REFUSED:
             raise HostCannot(content.decode(errors="replace"))
         elif not data:
             raise _ClosedError
@@ -185,7 +173,7 @@ class _Relay:
 
     def _size(self) -> bytes:
         size = os.get_terminal_size(self._ours)
-        return encode_size(size.lines, size.columns)
+        return protocol.encode_size(size.lines, size.columns)
 
 
 def _connect(path: Path) -> socket.socket | None:
@@ -200,15 +188,15 @@ def _describe(connection: socket.socket) -> HeldTerminal | None:
     connection.settimeout(_ANSWERS_S)
     with suppress(OSError, msgspec.DecodeError):
         connection.send(_ask_description())
-        data = connection.recv(LONGEST)
-        if data[:1] == DESCRIPTION:
+        data = connection.recv(protocol.LONGEST)
+        if data[:1] == protocol.DESCRIPTION:
             # A holder in a PID namespace does not know its PID here.
             return replace(msgspec.json.decode(data[1:], type=HeldTerminal), holder=peer_pid(connection))
     return None
 
 
 def _ask_description() -> bytes:
-    return DESCRIBE + str(os.getpid()).encode()
+    return protocol.DESCRIBE + str(os.getpid()).encode()
 
 
 @contextmanager

@@ -7,10 +7,9 @@ from documents.json_documents import MigrateDocument
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
-from crckpt.cli.migrate_output import ProgressLines, result_document, result_lines
+from crckpt.cli.migrate_output import print_round, result_document, result_lines
 from crckpt.migrate.request import FileToSend, MigrateResult, RoundSummary
 from crckpt.model import CheckpointId
-from crckpt.ops.context import ignore_progress
 
 ID = CheckpointId("ab" * 32)
 ROUND = RoundSummary(raw_bytes=4096, sent_bytes=100, seconds=1.0, frozen_ms=5.0, estimated_ms=200.0)
@@ -57,9 +56,8 @@ def test_files_to_send_are_listed_up_to_a_limit() -> None:
 
 
 def test_round_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ProgressLines(ignore_progress, ignore_progress, ignore_progress)
-    lines.end_round(1, ROUND)
-    lines.end_round(2, replace(ROUND, written_per_s=3e6))
+    print_round(1, ROUND)
+    print_round(2, replace(ROUND, written_per_s=3e6))
     copied = "copied 4.0 KiB, sent 100 B in 1.0 s, frozen 5 ms"
     assert capsys.readouterr().err.splitlines() == [
         f"round 1: {copied}; estimated downtime 200 ms",

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from crckpt.cli.output import form
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.ops.context import ignore_progress
 
 
@@ -20,7 +20,7 @@ def test_no_bar_is_drawn_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     monkeypatch.setattr(form, "as_json", as_json)
-    with progress_bar("verifying") as progress:
+    with progress_bars("verifying") as (progress,):
         assert progress is ignore_progress
         progress(1, 2)
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import pytest
 from program_trackers import PAGE, at, dump_round, needs_write_protection, tracking
 from target_processes import StatementRunner, is_registered, list_descriptors, reset
 
-from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
+from crckpt.helper.calls.remote_calls import OrderResult, take_userfaultfds
 from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
@@ -82,7 +82,7 @@ def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Stateme
     """The moment is made: another thread forks between the two calls that are injected."""
     is_first = True
 
-    def entered(pids: Iterable[int]) -> Iterable[TakeResult]:
+    def entered(pids: Iterable[int]) -> Iterable[OrderResult]:
         nonlocal is_first
         if not is_first:
             return take_userfaultfds(pids)
@@ -91,7 +91,7 @@ def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Stateme
         ours = borrow(target.pid, descriptor)
         target.do("pipe = os.pipe(); child = os.fork(); child or os.read(pipe[0], 1)")
         target.do("os.close(result)")
-        return tuple(TakeResult(pid, ours) for pid in pids)
+        return tuple(OrderResult(pid, descriptor=ours) for pid in pids)
 
     with tracking(target.pid, UffdWp(take=entered), claims) as tracker:
         began = tracker.begin()

@@ -20,7 +20,7 @@ from checkout import PROJECT
 from stopped_trees import orphans_adopted
 from target_processes import PROGRAMS, compile_program, frozen, list_descriptors, running, state, tracer, wait_for
 
-from crckpt.helper.calls.remote_calls import TakeResult, take_userfaultfds
+from crckpt.helper.calls.remote_calls import OrderResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
 NOT_RUNNING = "does not run: its control group is frozen, or gives it almost no CPU time"
@@ -48,7 +48,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     return compile_program("entered.c", tmp_path_factory.mktemp("entered"), "-pthread")
 
 
-def entered(pid: int) -> TakeResult:
+def entered(pid: int) -> OrderResult:
     """What became of it. Our descriptor is closed again; the process is nobody's and holds none."""
     (taken,) = take_userfaultfds([pid])
     if taken.descriptor >= 0:
@@ -284,7 +284,7 @@ def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
     """
     with running(program, "read") as process:
         with frozen(process.pid):
-            taken: list[TakeResult] = []
+            taken: list[OrderResult] = []
             asking = threading.Thread(target=lambda: taken.append(entered(process.pid)))
             asking.start()
             wait_for(lambda: bool(tracer(process.pid)) and blocks_all(process.pid), "it to be in the call")
