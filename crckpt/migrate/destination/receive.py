@@ -23,9 +23,8 @@ from crckpt.migrate.destination import recorded
 from crckpt.migrate.preflight.answers import answer, compare
 from crckpt.migrate.preflight.questions import decode_files, decode_questions
 from crckpt.migrate.transfer.receive_packs import Receiver
-from crckpt.migrate.transfer.send_files import receive_files
+from crckpt.migrate.transfer.send_files import receive_files, receive_tails
 from crckpt.migrate.transfer.send_packs import SourcePacks
-from crckpt.migrate.transfer.send_tails import receive_tails
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.connection_errors import AbortReceived, ConnectionLost

@@ -29,8 +29,8 @@ from crckpt.migrate.preflight.recheck import find_frozen, refuse_changed_files, 
 from crckpt.migrate.preflight.report import GateReport
 from crckpt.migrate.request import MigrateRequest, MoveReport
 from crckpt.migrate.source.hooks import run_hook, run_late_hook
+from crckpt.migrate.transfer.send_files import SentLogs
 from crckpt.migrate.transfer.send_packs import send_packs, serve_reads
-from crckpt.migrate.transfer.send_tails import SentLogs
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.ssh import Peer
 from crckpt.ops.context import Progress, ignore_progress

@@ -40,7 +40,7 @@ from crckpt.migrate.source.rounds import (
     measure_round,
     rounds_removed,
 )
-from crckpt.migrate.transfer.send_tails import SentLogs
+from crckpt.migrate.transfer.send_files import SentLogs
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.ssh import Peer
 from crckpt.model import PAGE_SIZE, CheckpointId, JobName, Pid

@@ -15,7 +15,7 @@ from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefu
 from crckpt.host.disk.placed_files import Ownership, read_owners
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer import send_files
-from crckpt.migrate.transfer.send_tails import SentLogs, receive_tails
+from crckpt.migrate.transfer.send_files import SentLogs, receive_tails
 from crckpt.migrate.transfer.sent_files import SentFile, SentTail, decode_tails
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Tails, encode, make_failed
