@@ -99,7 +99,7 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
                 corked=is_udp and bool(held.getsockopt(socket.IPPROTO_UDP, _UDP_CORK)),
                 has_bpf_filter=_has_bpf_filter(borrowed),
                 layer=layer.decode(errors="replace"),
-                unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
+                unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(held),
                 namespace=_find_namespace(borrowed),
                 uses_option_memory=is_tcp and uses_option_memory(held),
                 peer_user=0 if peer_user == _NO_USER else peer_user,
@@ -139,19 +139,15 @@ def _has_bpf_filter(borrowed: int) -> bool:
     return False
 
 
-def _has_unsavable_groups(borrowed: int) -> bool:
+def _has_unsavable_groups(held: socket.socket) -> bool:
     """Return whether a netlink socket is in more groups than CRIU saves, or is not bound."""
     # 32 groups, of a bound socket. Source: criu/sk-netlink.c, dump_one_netlink_fd.
     buffer = ctypes.create_string_buffer(_GROUPS_BYTES)
     try:
-        size = getsockopt(borrowed, _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, _GROUPS_BYTES)
+        size = getsockopt(held.fileno(), _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, _GROUPS_BYTES)
     except OSError:
         return False
-    named = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, fileno=borrowed)
-    try:
-        port = named.getsockname()[0]
-    finally:
-        named.detach()
+    port = held.getsockname()[0]
     # The kernel reports groups in words of 8 bytes; CRIU saves the first 4 bytes if the other 4 are empty.
     return size > 0 and (size > 8 or any(buffer.raw[4:size]) or not port)
 

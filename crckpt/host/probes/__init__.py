@@ -12,6 +12,7 @@ from pathlib import Path
 
 from crckpt.host.probes import network, setup, tasks
 from crckpt.host.probes.trial import Fact, Outcome, fact, ok, probe_in_child
+from crckpt.host.syscalls import memory_trials
 
 
 def probe_host(
@@ -32,8 +33,18 @@ def probe_host(
         "time_namespaces": tasks.time_namespaces,
         "memory": tasks.memory,
         "soft_dirty": tasks.soft_dirty,
-        "write_protection": tasks.write_protection,
-        "pagemap_scan": tasks.pagemap_scan,
+        "write_protection": lambda: tasks.try_memory(
+            memory_trials.tracks_by_write_protection,
+            "this kernel reports written pages by write protection",
+            "incremental dumps need soft_dirty",
+            "use Linux 6.7 or later",
+        ),
+        "pagemap_scan": lambda: tasks.try_memory(
+            memory_trials.can_scan,
+            "dumps find the pages of large programs quickly (PAGEMAP_SCAN)",
+            "dumps freeze programs with much memory for longer",
+            "use Linux 6.7 or later",
+        ),
         "lazy_pages": tasks.lazy_pages,
         "tcp_repair": network.tcp_repair,
         "lock_nftables": lambda: network.lock_by_nftables(locks_by_nftables),

@@ -172,31 +172,11 @@ def soft_dirty() -> Outcome:
     )
 
 
-def write_protection() -> Outcome:
-    """Protect a page asynchronously, write it, and ask PAGEMAP_SCAN."""
-    return _try(
-        memory_trials.tracks_by_write_protection,
-        "this kernel reports written pages by write protection",
-        "incremental dumps need soft_dirty",
-        "use Linux 6.7 or later",
-    )
-
-
-def pagemap_scan() -> Outcome:
-    """Ask for the written pages of a map of ours."""
-    return _try(
-        memory_trials.can_scan,
-        "dumps find the pages of large programs quickly (PAGEMAP_SCAN)",
-        "dumps freeze programs with much memory for longer",
-        "use Linux 6.7 or later",
-    )
-
-
 def lazy_pages() -> Outcome:
     """Touch a missing page, which another process of ours fills, as `criu lazy-pages` does."""
     # If this is 0 the kernel has the call, but only for root.
     for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
-    return _try(
+    return try_memory(
         memory_trials.can_bring_pages_later,
         "memory can be loaded when it is used (userfaultfd)",
         "none on crckpt; criu lazy-pages does not work",
@@ -204,7 +184,8 @@ def lazy_pages() -> Outcome:
     )
 
 
-def _try(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
+def try_memory(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
+    """Test on pages of ours what the kernel can do with memory."""
     try:
         return ok(works) if trial() else missing("the trial's page was not found", lost, fix)
     except (HostCannot, OSError) as error:

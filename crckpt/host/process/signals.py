@@ -49,19 +49,11 @@ def woken_by_signals() -> Iterator[Wakeups]:
         os.close(wake)
 
 
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-)
-"""Signals that crckpt, or the init of a namespace, forwards to the restored program."""
-
 TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 """Signals that a terminal sends to its foreground group, and that crckpt forwards."""
+
+FORWARDED = (*TYPED, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that crckpt, or the init of a namespace, forwards to the restored program."""
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

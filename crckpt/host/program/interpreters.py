@@ -22,12 +22,11 @@ _JAVA_VALUES: Final = (
 
 
 class Interpreter(Struct, frozen=True):
-    """An interpreter, and the options before its script. Letters may stand together, as in `-uc`; words have blanks
-    between them.
+    """An interpreter, and the options before its script: letters, which may stand together, as in `-uc`, and words.
 
-    - `values`, `long_values`: options that take a value, which is part of the word or the next one
+    - `values`: options that take a value, which is part of the word or the next one
     - `attached`: letters of which the rest of the word is the value
-    - `code`, `long_code`, `module`, `file`: options whose value is code, a module, or the script
+    - `code`, `module`, `file`: options whose value is code, a module, or the script
     - `is_code_operand`: after an option of `code` the first operand is the code (shells)
     - `verbs`: words before the script (`deno run`)
     """
@@ -35,13 +34,10 @@ class Interpreter(Struct, frozen=True):
     family: str
     names: str
     values: str = ""
-    long_values: str = ""
     attached: str = ""
     code: str = ""
-    long_code: str = ""
     module: str = ""
     file: str = ""
-    long_file: str = ""
     is_code_operand: bool = False
     verbs: str = ""
 
@@ -51,36 +47,31 @@ _INTERPRETERS: Final = (
     Interpreter(
         "python",
         r"(python|pypy|ipython|graalpy)[0-9.]*[a-z]*(-dbg)?",
-        "WX",
-        "--check-hash-based-pycs",
+        "W X --check-hash-based-pycs",
         code="c",
         module="m",
     ),
     Interpreter(
         "node",
         r"node(js)?[0-9.]*|bun|deno",
-        "rC",
-        "--require --import --loader --experimental-loader --conditions --title",
-        code="ep",
-        long_code="--eval --print",
+        "r C --require --import --loader --experimental-loader --conditions --title",
+        code="e p --eval --print",
         verbs="run",
     ),
-    Interpreter("perl", r"perl[0-9.]*", "I", attached="0CDFMVdilmx", code="eE"),
-    Interpreter("ruby", r"ruby[0-9.]*", "ICr", attached="0EFKTWix", code="e"),
-    Interpreter("php", r"php[0-9.]*", "cdzSt", code="rBRE", file="fF"),
+    Interpreter("perl", r"perl[0-9.]*", "I", attached="0 C D F M V d i l m x", code="e E"),
+    Interpreter("ruby", r"ruby[0-9.]*", "I C r", attached="0 E F K T W i x", code="e"),
+    Interpreter("php", r"php[0-9.]*", "c d z S t", code="r B R E", file="f F"),
     Interpreter(
         "shell",
         r"(ba|da|a|z|m?k|ya)?sh[0-9]*|fish",
-        "oO",
-        "--rcfile --init-file",
-        code="c",
-        long_code="--command",
+        "o O --rcfile --init-file",
+        code="c --command",
         is_code_operand=True,
     ),
     Interpreter("lua", r"lua(jit)?[0-9.]*", "l", code="e"),
     Interpreter("tcl", r"(tclsh|wish)[0-9.]*"),
-    Interpreter("R", r"R(script)?", "g", code="e", file="f", long_file="--file"),
-    Interpreter("julia", r"julia", "JCpLtH", code="eE"),
+    Interpreter("R", r"R(script)?", "g", code="e", file="f --file"),
+    Interpreter("julia", r"julia", "J C p L t H", code="e E"),
     Interpreter("dotnet", r"dotnet|mono(-sgen)?", verbs="exec"),
 )
 
@@ -121,33 +112,27 @@ def _find_operand(interpreter: Interpreter, words: Sequence[str]) -> str:
             is_code = True
         elif kind:
             found = value or (rest.popleft() if rest else "")
-            if kind != "value":
+            if kind != "values":
                 return {"code": CODE, "module": MODULE, "file": ""}[kind] + found
     return ""
 
 
 def _read_option(interpreter: Interpreter, word: str) -> tuple[str, str]:
     """The kind of an option with a value, and the value if it is in the same word; empty for a flag."""
+    kinds = ("code", "module", "file", "values", "attached")
+
+    def find_kind(option: str) -> str:
+        return next((kind for kind in kinds if option in getattr(interpreter, kind).split()), "")
+
     if word.startswith("--"):
         name, has_value, value = word.partition("=")
-        if name in interpreter.long_code.split():
-            return "code", value
-        if name in interpreter.long_file.split():
-            return "file", value
-        return ("value", "") if name in interpreter.long_values.split() and not has_value else ("", "")
-    kinds = (
-        ("code", interpreter.code),
-        ("module", interpreter.module),
-        ("file", interpreter.file),
-        ("value", interpreter.values),
-        ("attached", interpreter.attached),
-    )
+        kind = find_kind(name)
+        return ("", "") if kind == "values" and has_value else (kind, value)
     for place, letter in enumerate(word[1:], 2):
-        kind = next((kind for kind, letters in kinds if letter in letters), "")
-        if kind:
+        if kind := find_kind(letter):
             rest = word[place:]
             # Of these, the value matters only if it is the next word.
-            return ("", "") if kind == "attached" or (kind == "value" and rest) else (kind, rest)
+            return ("", "") if kind == "attached" or (kind == "values" and rest) else (kind, rest)
     return "", ""
 
 

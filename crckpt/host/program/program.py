@@ -197,25 +197,24 @@ class _Wrapper(Struct, frozen=True):
     """The options of a wrapper that take a value, as the next word, and how many words come before the command."""
 
     values: str = ""
-    long_values: str = ""
     operands: int = 0
 
 
 # Those that stay as the parent of the command, and those that become the command: a person may name either.
 _WRAPPERS: Final = {
-    "chrt": _Wrapper("TPD", operands=1),
-    "dumb-init": _Wrapper("r", "--rewrite"),
-    "env": _Wrapper("uCS", "--unset --chdir --split-string"),
-    "ionice": _Wrapper("cnpPu", "--class --classdata"),
-    "nice": _Wrapper("n", "--adjustment"),
+    "chrt": _Wrapper("T P D", operands=1),
+    "dumb-init": _Wrapper("r --rewrite"),
+    "env": _Wrapper("u C S --unset --chdir --split-string"),
+    "ionice": _Wrapper("c n p P u --class --classdata"),
+    "nice": _Wrapper("n --adjustment"),
     "nohup": _Wrapper(),
     "setsid": _Wrapper(),
-    "stdbuf": _Wrapper("ioe", "--input --output --error"),
-    "sudo": _Wrapper("CDghpRrTtUu", "--user --group --chdir --host --prompt"),
+    "stdbuf": _Wrapper("i o e --input --output --error"),
+    "sudo": _Wrapper("C D g h p R r T t U u --user --group --chdir --host --prompt"),
     "taskset": _Wrapper(operands=1),
-    "time": _Wrapper("fo", "--format --output"),
-    "timeout": _Wrapper("ks", "--kill-after --signal", operands=1),
-    "tini": _Wrapper("pe"),
+    "time": _Wrapper("f o --format --output"),
+    "timeout": _Wrapper("k s --kill-after --signal", operands=1),
+    "tini": _Wrapper("p e"),
 }
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
@@ -231,8 +230,7 @@ def find_wrapped_command(name: str, words: Sequence[str]) -> Sequence[str] | Non
         word, place = words[place], place + 1
         if word == "--":
             break
-        if word in wrapper.long_values.split() or (not word.startswith("--") and word[-1] in wrapper.values):
-            place += 1
+        place += (word if word.startswith("--") else word[-1]) in wrapper.values.split()
     if name in ("env", "sudo"):
         while place < len(words) and _ASSIGNMENT.fullmatch(words[place]):
             place += 1

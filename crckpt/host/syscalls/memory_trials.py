@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import select
@@ -89,7 +90,8 @@ def can_bring_pages_later() -> bool:
                 # struct uffd_msg: event, padding, flags of the fault, its address, ...
                 fault = struct.unpack_from("<Q", os.read(made.descriptor, 32), 16)[0] & -mmap.PAGESIZE
                 page = ctypes.create_string_buffer(bytes([_BROUGHT]) * mmap.PAGESIZE)
-                made.copy_page(fault, ctypes.addressof(page))
+                copied = struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
+                fcntl.ioctl(made.descriptor, userfaultfd.COPY, copied)
             finally:
                 os._exit(0)  # this copy of our parent must not continue its work
         content = memory[0]

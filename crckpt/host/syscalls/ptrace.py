@@ -99,7 +99,7 @@ class StoppedThread:
             info = ptrace_requests.read_state(self.tid, ptrace_requests.SYSCALL_INFO)
         kind, architecture, address, _, entered, *given = _SYSCALL_INFO.unpack_from(info)
         convention = self._found.convention
-        widest = convention.widest
+        widest = (1 << convention.bits) - 1
         return (
             (kind, architecture, entered) == (_ENTRY, convention.architecture, number)
             and address == self._instruction + len(convention.instruction)
@@ -151,7 +151,7 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
             _trap(pid, tid, STOPS_WITHIN_S)
         except TimeoutError:
             with suppress(OSError):
-                if _state(pid, tid) != "D":
+                if read_stat(pid, tid).state != "D":
                     raise _not_running_error(pid) from None
             raise _uninterruptible_error(pid, tid) from None
         # A process that we trace keeps its PID.
@@ -211,26 +211,20 @@ def _find_thread(pid: int) -> int:
         raise _tracer_refusal(pid, process.tracer)
     # The main thread, because threads may differ. It may wait for a disk now.
     deadline = time.monotonic() + STOPS_WITHIN_S
-    while time.monotonic() < deadline:
-        if _can_stop(pid, pid):
-            return pid
+    while time.monotonic() < deadline and not _can_stop(pid, pid):
         time.sleep(_STATE_POLL_S)
-    for tid in process.threads:
-        if _can_stop(pid, tid):
-            return tid
-    raise _uninterruptible_error(pid, pid)
+    found = next((tid for tid in (pid, *process.threads) if _can_stop(pid, tid)), None)
+    if found is None:
+        raise _uninterruptible_error(pid, pid)
+    return found
 
 
 def _can_stop(pid: int, tid: int) -> bool:
     """Return whether a thread is alive and not in uninterruptible sleep, in which it may never stop."""
     try:
-        return _state(pid, tid) not in "DZX"
+        return read_stat(pid, tid).state not in "DZX"
     except OSError:
         return False
-
-
-def _state(pid: int, tid: int) -> str:
-    return read_stat(pid, tid).state
 
 
 def _seize(pid: int, tid: int) -> None:

@@ -42,11 +42,6 @@ class Convention(Struct, frozen=True):
     arguments: tuple[str, ...]
     bits: int
 
-    @property
-    def widest(self) -> int:
-        """The largest number that a register holds."""
-        return (1 << self.bits) - 1
-
 
 # `syscall`, AUDIT_ARCH_X86_64; `int 0x80`, AUDIT_ARCH_I386
 _NATIVE: Final = Convention(b"\x0f\x05", 0xC000003E, ("rdi", "rsi", "rdx", "r10", "r8", "r9"), 64)

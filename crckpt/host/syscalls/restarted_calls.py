@@ -27,9 +27,24 @@ class RestartedCall(Struct, frozen=True):
         return self.name.partition(":")[0].removesuffix("_time64")
 
 
+# linux/net.h: SYS_CONNECT ..., the first argument of socketcall(2).
+_SOCKETCALLS: Final = {
+    "connect": 3,
+    "accept": 5,
+    "send": 9,
+    "recv": 10,
+    "sendto": 11,
+    "recvfrom": 12,
+    "sendmsg": 16,
+    "recvmsg": 17,
+    "accept4": 18,
+    "recvmmsg": 19,
+    "sendmmsg": 20,
+}
+
 # These return EINTR after a mere stop, without a handler (signal(7)); on a socket, if it has a timeout (SO_RCVTIMEO,
 # SO_SNDTIMEO). Other files are left out: a FUSE server may have done its part of the call.
-RESTARTED_CALLS: Final = (
+RESTARTED_CALLS: Final[tuple[RestartedCall, ...]] = (
     # Events stay in the set until they are returned.
     RestartedCall("epoll_wait", 232, 256),
     RestartedCall("epoll_pwait", 281, 319),
@@ -63,15 +78,5 @@ RESTARTED_CALLS: Final = (
     RestartedCall("accept4", 288, 364, SOCKET),
     # It waits for the connection that it began. Over TCP it then times out with another errno.
     RestartedCall("connect", 42, 362, SOCKET),
-    RestartedCall("socketcall: connect", -1, 102, 3),
-    RestartedCall("socketcall: accept", -1, 102, 5),
-    RestartedCall("socketcall: send", -1, 102, 9),
-    RestartedCall("socketcall: recv", -1, 102, 10),
-    RestartedCall("socketcall: sendto", -1, 102, 11),
-    RestartedCall("socketcall: recvfrom", -1, 102, 12),
-    RestartedCall("socketcall: sendmsg", -1, 102, 16),
-    RestartedCall("socketcall: recvmsg", -1, 102, 17),
-    RestartedCall("socketcall: accept4", -1, 102, 18),
-    RestartedCall("socketcall: recvmmsg", -1, 102, 19),
-    RestartedCall("socketcall: sendmmsg", -1, 102, 20),
+    *(RestartedCall(f"socketcall: {name}", -1, 102, first) for name, first in _SOCKETCALLS.items()),
 )

@@ -30,7 +30,7 @@ from crckpt.model import PAGE_SIZE
 # kernel resolves itself, loses nothing by it.
 USER_MODE_ONLY: Final = 1
 _API, _REGISTER, _UNREGISTER, _WAKE = 0xC018AA3F, 0xC020AA00, 0x8010AA01, 0x8010AA02
-_COPY, _ZEROPAGE, _WRITEPROTECT = 0xC028AA03, 0xC020AA04, 0xC018AA06
+COPY, _ZEROPAGE, _WRITEPROTECT = 0xC028AA03, 0xC020AA04, 0xC018AA06
 _API_VERSION: Final = 0xAA
 MODE_MISSING, MODE_WP = 1, 2
 _WRITEPROTECT_MODE_WP: Final = 1
@@ -72,10 +72,6 @@ class Userfaultfd:
     def protect(self, start: int, end: int, mode: int = 0) -> None:
         """Write-protect pages of a mapping, or with no mode let them be written. Raises OSError."""
         fcntl.ioctl(self.descriptor, _WRITEPROTECT, struct.pack("<3Q", start, end - start, mode))
-
-    def copy_page(self, address: int, content: int) -> None:
-        """Copy the page at our address `content` to the missing page at `address`. Raises OSError."""
-        fcntl.ioctl(self.descriptor, _COPY, struct.pack("<5Q", address, content, PAGE_SIZE, 0, 0))
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +231,7 @@ class MissingPages(Userfaultfd):
         Return the bytes copied, and why it stopped there: EEXIST, a page is not missing; ENOENT, the bytes do not lie
         in one registered mapping; 0. Raises HasEnded, Changing, OSError (ENOMEM).
         """
-        return self._supply(_COPY, struct.pack("<4Qq", address, content, length, 0, 0), length)
+        return self._supply(COPY, struct.pack("<4Qq", address, content, length, 0, 0), length)
 
     def zero(self, address: int) -> bool:
         """Supply a page of zeros if it is missing and has no mark. Return whether it was. Raises as `copy`."""
