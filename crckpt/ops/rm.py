@@ -15,7 +15,7 @@ from crckpt.model import CheckpointId, RunId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import pack_name
-from crckpt.store.move_status import MoveStatus, find_moved, find_status
+from crckpt.store.move_status import find_moved, find_status
 from crckpt.store.moves import read_last_moves, read_move
 from crckpt.store.read.details import read_details
 
@@ -117,22 +117,16 @@ def _refuse_moving(repository: Repository, ids: tuple[CheckpointId, ...]) -> Non
                 # The next round counts from it.
                 is_needed = checkpoint.job == move.job and checkpoint.created >= move.began
             if is_needed:
-                raise _refusal(status, identity)
+                direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
+                hint = f"wait until crckpt (PID {status.crckpt_pid}) has moved it"
+                if status.crckpt_pid is None:
+                    there = f", on {move.peer}" if status.next_on not in (None, move.side) else ""
+                    hint = f"finish the move first{there}: {status.next_command}"
+                what = f"nothing was removed: {identity[:12]} is needed to move {move.job} {direction}"
+                raise PreflightRefused(what, hint=hint, is_in_use=True)
         for bad in unreadable:
             if checkpoint is None or checkpoint.job == bad.job:
                 raise StoreUnusable(f"nothing was removed: {bad.why}", hint=bad.remedy)
-
-
-def _refusal(status: MoveStatus, identity: CheckpointId) -> PreflightRefused:
-    move = status.move
-    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
-    if status.crckpt_pid is not None:
-        hint = f"wait until crckpt (PID {status.crckpt_pid}) has moved it"
-    else:
-        there = f", on {move.peer}" if status.next_on not in (None, move.side) else ""
-        hint = f"finish the move first{there}: {status.next_command}"
-    what = f"nothing was removed: {identity[:12]} is needed to move {move.job} {direction}"
-    return PreflightRefused(what, hint=hint, is_in_use=True)
 
 
 def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> Iterator[Checkpoint]:

@@ -150,7 +150,8 @@ def _make_result(
         lineage = dump.lineage.summary
         # With --stop CRIU writes them after it has ended the tree: a full disk costs these numbers, and no more.
         with suppress(OSError, IntegrityError):
-            lineage = dump.lineage.summary_of(read_dump_stats(workspace.stats.read_bytes()))
+            stats = read_dump_stats(workspace.stats.read_bytes())
+            lineage = replace(lineage, written_pages=stats.pages_written, left_pages=stats.pages_skipped_parent)
     return DumpResult(
         job=target.job,
         pid=target.pid,

@@ -20,7 +20,6 @@ from crckpt.helper.kinds import KEEPER, record_path
 from crckpt.host import proc
 from crckpt.host.disk.files import make_private_directory, remove_tree, write_unsynced
 from crckpt.images.pagemap import PARENT, is_pagemap, is_parent_image, read_pagemap, write_pagemap
-from crckpt.images.stats import DumpStats
 from crckpt.model import CheckpointId
 from crckpt.ops.dump.result import LineageSummary
 from crckpt.ops.last_checkpoint import UNKNOWN_ROOT
@@ -214,10 +213,6 @@ class Lineage:
         # makes the next dump full.
         if self._saw_freeze or not self.tracks:
             self._report(lambda keeper: keeper.commit(base))
-
-    def summary_of(self, stats: DumpStats) -> LineageSummary:
-        """The summary, with the pages that CRIU counted."""
-        return replace(self.summary, written_pages=stats.pages_written, left_pages=stats.pages_skipped_parent)
 
     def restart_full(self, why: str) -> None:
         """Make what begins next full, because the tree does not match the base."""

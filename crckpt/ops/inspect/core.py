@@ -149,34 +149,27 @@ def _check_target(output: Path, *, force: bool) -> Path:
 
 def _make_notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
     """Make the notes in the kernel's order: those of the process are between the two notes of its first thread."""
+    space, owner = process.memory, process.core.credentials
     for thread, values in zip(process.threads, registers, strict=True):
         ids = thread.tid, process.ppid, process.pgid, process.sid
         status = elf_core.prstatus(ids, values.general, thread.core.pending, thread.core.blocked)
         yield elf_core.note(elf_core.NT_PRSTATUS, status)
-        if thread.tid == process.pid:
-            yield from _process_notes(process, memory)
+        if thread.tid == process.pid and space is not None:
+            # The program may have set these addresses to anything (PR_SET_MM); the note keeps 80 bytes.
+            arguments = memory.read(space.arg_start, max(0, min(space.arg_end - space.arg_start, PAGE_SIZE)))
+            user = (0, 0) if owner is None else (owner.uid, owner.gid)
+            yield elf_core.note(elf_core.NT_PRPSINFO, elf_core.prpsinfo(ids, user, process.comm, arguments))
+            yield elf_core.note(elf_core.NT_AUXV, struct.pack(f"<{len(space.auxv)}Q", *space.auxv))
+            files = [
+                (region.vma.start, region.vma.end, region.vma.pgoff, region.path)
+                for region in memory.regions
+                if region.path and not region.is_zero_elsewhere
+            ]
+            yield elf_core.note(elf_core.NT_FILE, elf_core.make_file_note(files))
         yield elf_core.note(elf_core.NT_FPREGSET, values.floating)
         if values.extended:
             state = elf_core.xstate(values.floating, values.extended, values.in_use)
             yield elf_core.note(elf_core.NT_X86_XSTATE, state)
-
-
-def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
-    space, owner = process.memory, process.core.credentials
-    if space is None:
-        return
-    ids = process.pid, process.ppid, process.pgid, process.sid
-    # The program may have set these addresses to anything (PR_SET_MM); the note keeps 80 bytes.
-    arguments = memory.read(space.arg_start, max(0, min(space.arg_end - space.arg_start, PAGE_SIZE)))
-    user = (0, 0) if owner is None else (owner.uid, owner.gid)
-    yield elf_core.note(elf_core.NT_PRPSINFO, elf_core.prpsinfo(ids, user, process.comm, arguments))
-    yield elf_core.note(elf_core.NT_AUXV, struct.pack(f"<{len(space.auxv)}Q", *space.auxv))
-    files = [
-        (region.vma.start, region.vma.end, region.vma.pgoff, region.path)
-        for region in memory.regions
-        if region.path and not region.is_zero_elsewhere
-    ]
-    yield elf_core.note(elf_core.NT_FILE, elf_core.make_file_note(files))
 
 
 def _write(target: Path, segments: list[ElfSegment], layout: Layout, memory: Memory, progress: Progress) -> None:

@@ -6,6 +6,7 @@ import errno
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,32 +23,26 @@ from crckpt.ops.lazy.segments import Segments
 
 
 class Batches:
-    """The batches that are not in a process yet: `again`, then all from `first` on. They are claimed in this order."""
+    """The batches that are `left` to fill of a process, in the order in which they are claimed."""
 
-    def __init__(self, count: int, first: int = 0, again: frozenset[int] = frozenset()) -> None:
-        self._count = count
-        self._next = first
-        self._again = set(again)
+    def __init__(self, left: Iterable[int]) -> None:
+        self._left = deque(left)
         self._claimed: set[int] = set()
 
     def copy(self) -> Batches:
         """Return those that a fork of the process lacks: claimed ones may be incomplete there."""
-        return Batches(self._count, self._next, frozenset(self._again | self._claimed))
+        return Batches((*self._claimed, *self._left))
 
     @property
     def are_complete(self) -> bool:
         """Whether none is left."""
-        return not self._again and not self._claimed and self._next >= self._count
+        return not self._left and not self._claimed
 
     def claim(self) -> int | None:
         """Take the next one to fill; None if there is none."""
-        if self._again:
-            batch = self._again.pop()
-        elif self._next < self._count:
-            batch = self._next
-            self._next += 1
-        else:
+        if not self._left:
             return None
+        batch = self._left.popleft()
         self._claimed.add(batch)
         return batch
 
@@ -97,7 +92,7 @@ class FilledSpace:
         self._faults: list[int] = []
         self._lock = threading.RLock()
         self.is_child = batches is not None
-        self._batches = Batches(pages.batches) if batches is None else batches
+        self._batches = Batches(range(pages.batches)) if batches is None else batches
         self._unpin = unpin
         self._is_closing = False
         self.has_ended = False

@@ -121,14 +121,6 @@ class RestoreAttempt(Struct, frozen=True):
         warnings = tuple(warning.fill(ref=self.name) for warning in result.verdict.warnings)
         return replace(result, verdict=replace(result.verdict, warnings=warnings))
 
-    def wait_before_run(self, root: int, criu: int) -> AfterCommit | None:
-        """In the hold of a move: wait until the tree may run; return what to do next. Raises if it must not run."""
-        after_commit = self.before_run(root, criu) if self.before_run is not None else None
-        if self.filler is not None:
-            # Only now, as it looks for the pages meanwhile. If it has ended, the tree has ended, too.
-            self.filler.check()
-        return after_commit
-
     def find_edits(self, tree: ImageTree) -> ImageEdits:
         """Find the changes to the images. A parent-death signal is removed if CRIU is the root's parent."""
         terminals = self.find_replaced_terminals(tree)

@@ -294,7 +294,11 @@ def _build(
         add(prepare_tree(tree, init, streams, recorded, attributes, allow_weaker=allow_weaker))
         add(give_terminal(holder, tree, init) if holder is not None else ())
         outer = proc.outer_pids((root,), init).get(root, root)
-        after_commit = attempt.wait_before_run(outer, criu.run.pid)
+        # The hold of a move: this waits until the tree may run, and raises if it must not.
+        after_commit = attempt.before_run(outer, criu.run.pid) if attempt.before_run is not None else None
+        if attempt.filler is not None:
+            # Only now, as it looks for the pages meanwhile. If it has ended, the tree has ended, too.
+            attempt.filler.check()
         # Of a new PID namespace, too.
         helpers = (criu.new.init, criu.new.parent) if criu.new else ()
         helpers = (*helpers, *((holder.pid,) if holder else ()), *(() if detach else (os.getpid(),)))

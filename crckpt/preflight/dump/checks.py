@@ -14,7 +14,7 @@ from crckpt.model import MEBIBYTE, DumpOptions
 from crckpt.preflight.dump.descriptors import judge_descriptors, outside_terminals
 from crckpt.preflight.dump.files import find_deleted_files, judge_files, judge_maps
 from crckpt.preflight.dump.namespaces import judge_namespaces, namespaces_to_enter, shares_namespace
-from crckpt.preflight.dump.sockets import judge_sockets, may_connect
+from crckpt.preflight.dump.sockets import judge_sockets
 from crckpt.preflight.dump.tasks import judge_tasks, user_to_run_as
 from crckpt.preflight.dump.tested_kinds import find_untested
 
@@ -27,21 +27,13 @@ UNTESTED_KIND: Final = "untested-kind"
 _LOSSES: Final = ("socket-loses", "unix-moved", "exit-signal")
 _UNTESTED: Final = (
     *(UNTESTED_KIND, "tcp-keys", "peer-of-another", "kernel-file-open", "packet-ring", "signal-outside"),
-    "descriptors-in-flight",
-    *_LOSSES,
+    *("descriptors-in-flight", *_LOSSES),
 )
 _WARNINGS: Final = (
-    *(
-        "outside-pipe-read",
-        "outside-pipe",
-        "eventfd-semaphore",
-        "bpf-map-support",
-        "link-remap",
-        "unnamed-file",
-        "removed-attributes",
-    ),
-    *("volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread", "wall-clock-timer"),
-    *("mount-namespace", "in-flight-skipped", "call-interrupted", "call-interrupted-again", *_UNTESTED),
+    *("outside-pipe-read", "outside-pipe", "eventfd-semaphore", "bpf-map-support", "link-remap", "unnamed-file"),
+    *("removed-attributes", "volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread"),
+    *("wall-clock-timer", "mount-namespace", "in-flight-skipped", "call-interrupted", "call-interrupted-again"),
+    *_UNTESTED,
 )
 
 
@@ -102,8 +94,10 @@ def plan_dump(
     `tcp`, `stop` and `skip_in_flight` are the user's choices. `names`: the names of the tracers, by PID.
     `restarts_calls`: CRIU loads the preload library.
     """
-    # Without connections, `--tcp keep` must not fail on a host that cannot lock a network.
-    picked_tcp = tcp if may_connect(observed, tcp, locks_by_nftables=locks_by_nftables) else None
+    # Without connections, `--tcp keep` must not fail on a host that cannot lock a network: CRIU locks it to keep them.
+    # But one may be made before the freeze.
+    may_connect = tcp == "close" or (locks_by_nftables and any(found.is_tcp for found in observed.sockets))
+    picked_tcp = tcp if observed.connections or may_connect else None
     reasons = tuple(_find_reasons(observed, picked_tcp))
     picked = {reason.option for reason in reasons}
     options = DumpOptions(

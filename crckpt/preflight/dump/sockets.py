@@ -111,10 +111,3 @@ def _find_losses(observed: Observed) -> Iterator[Finding]:
 def loses(pid: int, fd: int, comm: str, loss: Loss) -> Finding:
     """Name what a restore loses of a socket."""
     return cause("socket-loses").finding(fd=fd, pid=pid, comm=comm, what=_LOSSES[loss])
-
-
-def may_connect(observed: Observed, tcp: str | None, *, locks_by_nftables: bool) -> bool:
-    """Return whether CRIU must know what to do with TCP connections: one may be made before the freeze."""
-    # To keep connections CRIU locks the network, which not every host can.
-    is_possible = locks_by_nftables and any(found.is_tcp for found in observed.sockets)
-    return bool(observed.connections) or tcp == "close" or is_possible

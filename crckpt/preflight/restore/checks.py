@@ -11,7 +11,6 @@ from crckpt.causes.finding import separate
 from crckpt.preflight.restore.descriptors import (
     OutsidePipe,
     judge_locks,
-    judge_pipes,
     judge_terminals,
     needs_terminal,
     outside_pipes,
@@ -81,6 +80,8 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
     # CRIU's own numbers, not inodes, so they can be compared on any host. A zombie has none.
     user = tree.inventory.root_ids.namespaces.user
     others = (each for each in tree.processes if each.ids is not None and each.ids.namespaces.user != user)
+    # A pipe that would become crckpt's output, if that is a socket.
+    is_socket = any(planned.sockets & {2 if pipe.errors else 1} for pipe in outside)
     blockers, warnings = separate(
         (
             # The first one becomes the message of a refusal: a taken PID usually means that the program still runs.
@@ -92,7 +93,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
             *(cause("user-namespace-recorded").finding(pid=each.pid, comm=each.comm) for each in others),
             *judge_requirements(planned, max(find_needed_ids(tree)), host.resources),
             *judge_terminals(planned, host),
-            *judge_pipes(planned, outside),
+            *((cause("output-socket").finding(),) if is_socket else ()),
         ),
         _WARNINGS,
     )

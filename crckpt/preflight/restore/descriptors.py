@@ -19,7 +19,7 @@ from crckpt.preflight.restore.files import find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
-_STDOUT, _STDERR = 1, 2
+_STDERR = 2
 # Terminals that remain after the program has ended, for the next user who logs in there.
 _CONSOLES = ("console", "virtual console", "external", "serial")
 
@@ -134,12 +134,6 @@ class OutsidePipe(Struct, frozen=True):
     polled: bool = False
 
 
-def judge_pipes(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> Iterator[Finding]:
-    """Find a pipe that would become crckpt's output, if that is a socket."""
-    if any((_STDERR if pipe.errors else _STDOUT) in planned.sockets for pipe in outside):
-        yield cause("output-socket").finding()
-
-
 def outside_pipes(planned: PlannedRestore) -> tuple[OutsidePipe, ...]:
     """Return the pipes that the tree wrote to and a process outside read."""
     tree = planned.tree
@@ -183,9 +177,9 @@ def find_needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
 def judge_locks(tree: ImageTree, host: HostState) -> Iterator[Finding]:
     """Find locks that other programs hold: CRIU would wait for them without end."""
     # flock without LOCK_NB, and F_SETLKW (criu/file-lock.c:626 and 645).
-    needed = find_needed_locks(tree)
-    found = (find_conflict(lock, path, holder, host.locks.get(path, ())) for lock, path, holder in needed)
-    yield from filter(None, found)
+    for lock, path, holder in find_needed_locks(tree):
+        if (found := find_conflict(lock, path, holder, host.locks.get(path, ()))) is not None:
+            yield found
 
 
 def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[HeldLock]) -> Finding | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.sockets import Binding
 from crckpt.images.sockets import DATAGRAM, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
-from crckpt.preflight.restore.host import HostState, Refusal
+from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
@@ -45,7 +45,14 @@ def find_netlink_sockets(planned: PlannedRestore) -> Iterator[NetlinkSocket]:
 def judge_sockets(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
     """Find addresses, names and interfaces that another program has, or that this host lacks."""
     for socket in (socket for socket, _ in find_bound_sockets(planned) if socket.id in host.refused):
-        yield _report_refusal(socket, host.refused[socket.id], host.released.get(socket.id))
+        is_taken, address = host.refused[socket.id] == "taken", socket.source
+        if is_taken and socket.id in host.released:
+            yield cause("port-closing").finding(address=address, seconds=host.released[socket.id])
+            continue
+        protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
+        values = {"host": address.host, "port": address.port, "options": options}
+        key = "port-taken" if is_taken else "address-missing"
+        yield cause(key).finding(protocol=protocol, address=address, **values)
     for named in (named for named in find_named_sockets(planned) if named.id in host.refused):
         name, directory = named.path or named.name, named.path.rpartition("/")[0] or "/"
         yield cause(f"unix-{host.refused[named.id]}").finding(name=name, path=name, directory=directory)
@@ -59,12 +66,3 @@ def judge_sockets(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
         numbers = {file.interface for file in planned.tree.files if isinstance(file, PacketSocket) and file.interface}
         for number in sorted(numbers - {number for number, _ in host.interfaces}):
             yield cause("packet-interface").finding(interface=f"number {number}")
-
-
-def _report_refusal(socket: InetSocket, why: Refusal, seconds: int | None) -> Finding:
-    if why == "taken" and seconds is not None:
-        return cause("port-closing").finding(address=socket.source, seconds=seconds)
-    protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
-    values = {"host": socket.source.host, "port": socket.source.port, "options": options}
-    key = "port-taken" if why == "taken" else "address-missing"
-    return cause(key).finding(protocol=protocol, address=socket.source, **values)

@@ -14,7 +14,7 @@ def claim_all(batches: Batches) -> list[int]:
 
 
 def test_each_batch_is_claimed_once_in_order() -> None:
-    batches = Batches(3)
+    batches = Batches(range(3))
     assert claim_all(batches) == [0, 1, 2]
     assert not batches.are_complete
     for batch in range(3):
@@ -23,7 +23,7 @@ def test_each_batch_is_claimed_once_in_order() -> None:
 
 
 def test_fork_lacks_claimed_and_remaining_batches() -> None:
-    batches = Batches(4)
+    batches = Batches(range(4))
     first, second = batches.claim(), batches.claim()
     assert (first, second) == (0, 1)
     batches.finish(0)
@@ -34,6 +34,6 @@ def test_fork_lacks_claimed_and_remaining_batches() -> None:
 
 
 def test_fork_of_a_complete_process_lacks_nothing() -> None:
-    batches = Batches(1)
+    batches = Batches(range(1))
     batches.finish(claim_all(batches)[0])
     assert batches.copy().are_complete
