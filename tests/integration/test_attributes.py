@@ -13,12 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 import pytest
+from attribute_coverage import COVERAGE
 from command import PROGRAM, Crckpt
 from control_groups import make_group, rule_packets
 from stopped_trees import JOB, orphans_adopted, program, restored_by, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
-
-from crckpt.preflight.attribute_record import ATTRIBUTES
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -83,7 +82,7 @@ def test_attribute_is_restored(asked: dict[str, Asked], name: str) -> None:
 
 
 def test_each_restorable_attribute_has_a_test() -> None:
-    assert {attribute.test for attribute in ATTRIBUTES if attribute.back != "not" and attribute.test} <= {*NAMES}
+    assert {attribute.test for attribute in COVERAGE if attribute.back != "not" and attribute.test} <= {*NAMES}
 
 
 def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:

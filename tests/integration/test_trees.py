@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from cases import CASES, TRAINING
 from command import Crckpt
+from kind_tests import TESTS
 from trees import Case, Tree, started
 
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import examine
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.preflight.dump.tested_kinds import TESTED, find_kinds
+from crckpt.preflight.dump.tested_kinds import find_kinds
 from crckpt.store import Repository
 
 AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
@@ -43,7 +44,7 @@ def test_stopped_tree_is_restored(tree: Tree, crckpt: Crckpt) -> None:
     tree.case.probe(tree.workdir)
     before, facts = tree.counters(), tree.facts()
     kinds = _kinds(tree)
-    assert {kind for kind, test in TESTED.items() if f"[{tree.case.name}]" in test} <= kinds
+    assert {kind for kind, test in TESTS.items() if f"[{tree.case.name}]" in test} <= kinds
     _stop_and_restore(tree, crckpt)
     tree.wait_growth(before)
     assert _kinds(tree) >= kinds

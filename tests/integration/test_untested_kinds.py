@@ -12,10 +12,9 @@ import pytest
 from cases import CASES
 from checkout import PROJECT
 from command import Crckpt
+from kind_tests import TESTS
 from remote import remote
 from trees import PYTHON, runs, wait_for
-
-from crckpt.preflight.dump.tested_kinds import TESTED
 
 REFUSED: Final = 24
 ROOT: Final = PROJECT
@@ -99,9 +98,9 @@ def test_tree_without_untested_kinds_needs_no_force(crckpt: Crckpt, tmp_path: Pa
         process.wait()
 
 
-@pytest.mark.parametrize("kind", TESTED)
+@pytest.mark.parametrize("kind", TESTS)
 def test_each_tested_kind_has_its_test(kind: str) -> None:
-    file, _, name = TESTED[kind].partition("::")
+    file, _, name = TESTS[kind].partition("::")
     function, _, case = name.rstrip("]").partition("[")
     tree = ast.parse((ROOT / file).read_text())
     assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

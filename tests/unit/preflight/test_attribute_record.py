@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attribute_coverage import COVERAGE
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.tasks import OF_PROCESS, OF_THREAD, SETTERS
@@ -13,11 +14,18 @@ from crckpt.preflight.attribute_record import (
 
 
 def test_attribute_list_matches_readers_and_setters() -> None:
-    read = {attribute.name for attribute in ATTRIBUTES if attribute.read == "outside"}
+    read = {attribute.name for attribute in COVERAGE if attribute.read == "outside"}
     assert read == {*OF_THREAD, *OF_PROCESS}
     assert {attribute.name for attribute in ATTRIBUTES if attribute.back == "outside"} == {*SETTERS}
-    assert all(attribute.test or attribute.note for attribute in ATTRIBUTES)
-    assert all(attribute.note for attribute in ATTRIBUTES if attribute.back == "not")
+    assert all(attribute.test or attribute.note for attribute in COVERAGE)
+    assert all(attribute.note for attribute in COVERAGE if attribute.back == "not")
+
+
+def test_recorded_attributes_are_those_that_criu_does_not_save() -> None:
+    recorded = [found for found in COVERAGE if found.read in ("outside", "asked")]
+    assert [(found.name, found.title, found.back, found.of.endswith("!")) for found in recorded] == [
+        (attribute.name, attribute.title, attribute.back, attribute.protects) for attribute in ATTRIBUTES
+    ]
 
 
 def test_checkpoint_may_have_no_record() -> None:

@@ -9,6 +9,7 @@ import stat
 import pytest
 from checkout import PROJECT
 from dump_plans import CHILD, FILE, GONE, READS, TWO_PROCESSES, in_namespaces, with_files, with_tree
+from kind_tests import TESTS
 from msgspec.structs import replace
 from observations import ROOT
 
@@ -88,9 +89,13 @@ def test_only_the_first_example_of_a_kind_is_named() -> None:
     assert find_kinds(mapped) == {"System V shared memory": "process 101"}
 
 
-@pytest.mark.parametrize("test", sorted({test.partition("[")[0] for test in TESTED.values()}))
+@pytest.mark.parametrize("test", sorted({test.partition("[")[0] for test in TESTS.values()}))
 def test_each_kind_names_a_test_that_exists(test: str) -> None:
     path, _, name = test.partition("::")
     if path.startswith("tests/lab/"):
         pytest.skip("it runs in the lab")
     assert f"def {name}(" in (PROJECT / path).read_text()
+
+
+def test_each_kind_has_a_test() -> None:
+    assert {*TESTS} == TESTED
