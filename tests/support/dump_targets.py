@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import observations
@@ -14,9 +16,12 @@ from crckpt.host.observe.tree import Observed, observe
 from crckpt.model import JobName
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest
+from crckpt.ops.dump.result import LineageSummary
 from crckpt.preflight.dump.checks import plan_dump
+from crckpt.store import Repository
 
 # A program, since its header is read; it is not run.
 CRIU = Criu(Path("/bin/true").resolve(), "PATH", "4.2.1", "0" * 64, locks_by_nftables=True)
@@ -41,3 +46,20 @@ def planned(
 def observe_live(root: proc.Process) -> Observed:
     """What crckpt reads of the live tree below `root`."""
     return observe(root, read(os.getpid()))
+
+
+def predict_lineage(
+    root: proc.Process,
+    criu: Path,
+    store: Callable[[], Repository],
+    *,
+    wanted: bool | None,
+    apart: bool,
+    before: proc.Identity | None = None,
+) -> LineageSummary | None:
+    """What a dump would count from now. Nothing is started."""
+    lineage = open_lineage(root, criu, wanted=wanted, apart=apart, before=before, starts=False)
+    if lineage is None:
+        return None
+    with closing(lineage):
+        return lineage.predict(store, criu)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,7 +78,7 @@ def make_checkpoint(
     workspace: Workspace,
     waiting: StartedCriu | None,
     on_resumed: OnResumed,
-    hand_over: HandOver | None = None,
+    hand_over: HandOver | None,
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
     with _planned(target, workspace) as dump:
@@ -86,8 +87,13 @@ def make_checkpoint(
         if waiting is not None and (is_tracked or waiting.command != dump.command(waiting.paths)):
             waiting.give_up()
             waiting = None
+        finish: Callable[[PlannedDump, Workspace, StartedCriu | None], DumpResult]
+        finish = partial(_dump_and_resume, on_resumed=on_resumed)
+        if target.request.stop:
+            finish = partial(_dump_and_stop, hand_over=hand_over)
         try:
-            result = _dump(dump, workspace, waiting, on_resumed, hand_over)
+            _begin(dump, workspace)
+            result = finish(dump, workspace, waiting)
         except BaseMismatch as error:
             # Without a base CRIU copies all memory, which takes long.
             if dump.lineage is None or not target.request.allows_long_freeze:
@@ -99,7 +105,8 @@ def make_checkpoint(
             workspace.images.mkdir(mode=0o700)
             # A program that replaced itself has other files, and may have another name.
             dump = replace(dump, target=examine_again(dump.target))
-            result = _dump(dump, workspace, None, on_resumed, hand_over)
+            _begin(dump, workspace)
+            result = finish(dump, workspace, None)
     if not target.request.stop:
         return replace(result, root_ended=target.root_has_ended)
     # The root waits for its parent to reap it, all others for init.
@@ -164,13 +171,7 @@ def _make_result(
     )
 
 
-def _dump(
-    dump: PlannedDump,
-    workspace: Workspace,
-    waiting: StartedCriu | None,
-    on_resumed: OnResumed,
-    hand_over: HandOver | None,
-) -> DumpResult:
+def _begin(dump: PlannedDump, workspace: Workspace) -> None:
     lineage, request = dump.lineage, dump.target.request
     if lineage is not None:
         has_rounds = lineage.keeper is not None and dump.pre_copy is not None and bool(dump.pre_copy.rounds)
@@ -182,9 +183,6 @@ def _dump(
                 f"used ({lineage.summary.why_full})",
                 hint="try again, or leave out --abort-over",
             )
-    if request.stop:
-        return _dump_and_stop(dump, workspace, waiting, hand_over)
-    return _dump_and_resume(dump, workspace, waiting, on_resumed)
 
 
 def _dump_and_resume(

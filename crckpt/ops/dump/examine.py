@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.forecast import is_in_memory, try_growth
 from crckpt.ops.dump.launch import pinned_target
-from crckpt.ops.dump.lineage import predict_lineage
+from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.last_checkpoint import LastCheckpoint
 from crckpt.ops.lazy.marks import wait_until_complete
@@ -195,7 +195,9 @@ def _judge_space(target: DumpTarget, memory: int | None, *, stores: bool, warns:
     observed, context, plan, images = target.observed, target.context, target.plan, memory
     if images is None:
         wanted, apart = target.request.incremental, plan.runs_apart
-        summary = predict_lineage(observed.tree.root, target.criu.path, context.repository, wanted=wanted, apart=apart)
+        lineage = open_lineage(observed.tree.root, target.criu.path, wanted=wanted, apart=apart, starts=False)
+        with closing(lineage) if lineage is not None else nullcontext():
+            summary = None if lineage is None else lineage.predict(context.repository, target.criu.path)
         # A full dump writes all memory that is in no file.
         images = observed.memory
         if summary is not None and (summary.base or summary.rounds):

@@ -7,7 +7,6 @@ from 1. The page maps of round N lie next to it in `maps-N`, those of the checkp
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -303,26 +302,6 @@ def open_lineage(
     why = KILLED if killed else why_new or ("this tree has no tracker yet" if wanted else "")
     rest = _STARTS if wanted or killed else _AGAIN
     return Lineage(LineageSummary("", "", why_full=f"{why}{rest}")) if why else None
-
-
-def predict_lineage(
-    root: proc.Process,
-    criu: Path,
-    store: Callable[[], Repository],
-    *,
-    wanted: bool | None,
-    apart: bool,
-    before: proc.Identity | None = None,
-) -> LineageSummary | None:
-    """Predict what a dump into this store would count from now, as far as that is known without touching the tree.
-
-    The arguments are those of `open_lineage`.
-    """
-    lineage = open_lineage(root, criu, wanted=wanted, apart=apart, before=before, starts=False)
-    if lineage is None:
-        return None
-    with closing(lineage):
-        return lineage.predict(store, criu)
 
 
 def why_no_tracker(root: proc.Process, before: proc.Identity | None) -> str:

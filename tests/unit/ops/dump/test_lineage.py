@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from dump_targets import predict_lineage
 from image_sets import ONE_PROCESS, store
 from keepers import KEEPER, answering, leave_socket, listening, trackable
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from crckpt.helper.channel import Channel, HelperEnded
 from crckpt.helper.kinds import KEEPER as KIND
 from crckpt.host import proc
 from crckpt.model import CheckpointId
-from crckpt.ops.dump.lineage import Lineage, open_lineage, predict_lineage
+from crckpt.ops.dump.lineage import Lineage, open_lineage
 from crckpt.ops.dump.result import LineageSummary
 from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.dump_basis import CheckpointBase

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dump_targets import predict_lineage
 
 from crckpt.helper.kinds import KEEPER, record_path
 from crckpt.host import proc
-from crckpt.ops.dump.lineage import ENDED_ON_REQUEST, open_lineage, predict_lineage, why_no_tracker
+from crckpt.ops.dump.lineage import ENDED_ON_REQUEST, open_lineage, why_no_tracker
 from crckpt.tracking.keeper.client import keepers, mark_ended, was_ended
 from crckpt.tracking.keeper.protocol import ENDED_MARK
 
