@@ -30,9 +30,16 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
 
     Only mounts of `users` and of the users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
     """
-    done = []
+    found, done = dict[int, Mount](), []
+    owners = {f"user_id={uid}" for uid in users}
+    for pid in pids:
+        with suppress(OSError):
+            process = proc.read_process(pid)
+            # "The numeric user id of the mount owner" (fuse.rst).
+            owners.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
+            found.update((mount.device, mount) for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
     with suppress(OSError), opened(_open_connections()) as connections:
-        for mount in _mounts_of_users(pids, users):
+        for mount in (each for each in found.values() if each.of_all & owners):
             with suppress(OSError):
                 # The kernel names a connection by the minor number of its device. An idle connection owes no answer:
                 # leave it alone.
@@ -72,19 +79,6 @@ def tree_pids(root: int) -> tuple[int, ...]:
     """PIDs of the tree below `root`; none if there is no such process."""
     process = proc.read_process(root)
     return proc.read_tree(process).pids if process is not None else ()
-
-
-def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mount]:
-    """FUSE mounts that these processes see, made by a user of one of them or by one of `others`; each once."""
-    found: dict[int, Mount] = {}
-    users = {f"user_id={uid}" for uid in others}
-    for pid in pids:
-        with suppress(OSError):
-            process = proc.read_process(pid)
-            # "The numeric user id of the mount owner" (fuse.rst).
-            users.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
-            found.update((mount.device, mount) for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
-    return (mount for mount in found.values() if mount.of_all & users)
 
 
 def _open_connections() -> int:

@@ -56,7 +56,17 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
     for namespace in [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]:
         setns(namespace)
         os.close(namespace)
-    _give_up_rights(rights)
+    # Drop the bounding set first, while we have CAP_SETPCAP. Change the user last: after that we could not change the
+    # groups.
+    for number in range(64):
+        if not rights.capabilities >> number & 1:
+            drop_capability(number)
+    os.setgroups(rights.groups)
+    os.setresgid(rights.gid, rights.gid, rights.gid)
+    os.setresuid(rights.uid, rights.uid, rights.uid)
+    # Root keeps its capabilities until it executes a program.
+    set_capabilities(rights.capabilities)
+    prctl(SET_NO_NEW_PRIVS, 1)
     # This child is the first process that others in the PID namespace see.
     child = os.fork()
     if child:
@@ -70,20 +80,6 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
         why = error.strerror if isinstance(error, OSError) else str(error)
         os.write(2, f"cannot run {command[0]}: {why}\n".encode(errors="backslashreplace"))
     os._exit(_NOT_EXECUTED)
-
-
-def _give_up_rights(rights: TreeRights) -> None:
-    # Drop the bounding set first, while we have CAP_SETPCAP. Change the user last: after that we could not change the
-    # groups.
-    for number in range(64):
-        if not rights.capabilities >> number & 1:
-            drop_capability(number)
-    os.setgroups(rights.groups)
-    os.setresgid(rights.gid, rights.gid, rights.gid)
-    os.setresuid(rights.uid, rights.uid, rights.uid)
-    # Root keeps its capabilities until it executes a program.
-    set_capabilities(rights.capabilities)
-    prctl(SET_NO_NEW_PRIVS, 1)
 
 
 if __name__ == "__main__":

@@ -67,17 +67,6 @@ def raise_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     _nft("\n".join(commands))  # all of them or none
 
 
-def open_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
-    """Let all packets through a fence that is up. Much faster than to lift it, which the kernel waits for.
-
-    Raises HostCannot.
-    """
-    # The verdict ends the chain of the fence, not those of the host.
-    table = table_name(move_id)
-    chains = ((family, chain) for family in _families(addresses) for chain in _CHAINS)
-    _nft("\n".join(f"insert rule {family} {table} {chain} accept" for family, chain in chains))
-
-
 def lift_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     """Remove the fence of a move, if it is up. Raises HostCannot."""
     _nft("\n".join(_lifting(addresses, table_name(move_id))))
@@ -141,7 +130,10 @@ def release(addresses: Sequence[HostAddress], move_id: MoveId, unrouted: Sequenc
     # A route changes how this host reaches others: not before the addresses are here for good.
     for address in unrouted:
         make_ordinary(address, needs_route=True)
-    open_fence(addresses, move_id)
+    # Open the fence: much faster than to lift it, which the kernel waits for. The verdict ends the chain of the fence,
+    # not those of the host.
+    chains = ((family, chain) for family in _families(addresses) for chain in _CHAINS)
+    _nft("\n".join(f"insert rule {family} {table_name(move_id)} {chain} accept" for family, chain in chains))
 
 
 def finish_release(addresses: Sequence[HostAddress], move_id: MoveId, unrouted: Sequence[HostAddress]) -> None:

@@ -124,8 +124,14 @@ def make_ordinary(address: HostAddress, *, needs_route: bool) -> None:
 
 def remove(address: HostAddress) -> None:
     """Remove an address, if its device has it. Raises HostCannot."""
+    # By a message to the kernel: to start ip(8) for it takes 10 ms.
     with suppress(OSError):
-        delete_address(address)
+        family = socket.AF_INET if address.family == 4 else socket.AF_INET6
+        body = _ADDRESS.pack(family, address.length, 0, 0, socket.if_nametoindex(address.device))
+        for kind in _ATTRIBUTES:
+            body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), kind) + address.packed
+        for _ in netlink.ask(socket.NETLINK_ROUTE, _DELETE, netlink.CHANGE, body):
+            pass
         return
     # It says why.
     done = _try_ip(f"-{address.family}", "address", "delete", address.interface, "dev", address.device)
@@ -134,19 +140,6 @@ def remove(address: HostAddress) -> None:
     holder = find_holder(address.ip)
     if holder is not None and holder[0].name == address.device:
         raise HostCannot(f"cannot remove {address}: {done.output.strip()}", hint=run.quote(done.argv))
-
-
-def delete_address(address: HostAddress) -> None:
-    """Remove an address by a message to the kernel: to start ip(8) for it takes 10 ms.
-
-    Raises OSError: EADDRNOTAVAIL if it is not there, ENODEV if its device is not.
-    """
-    family = socket.AF_INET if address.family == 4 else socket.AF_INET6
-    body = _ADDRESS.pack(family, address.length, 0, 0, socket.if_nametoindex(address.device))
-    for kind in _ATTRIBUTES:
-        body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), kind) + address.packed
-    for _ in netlink.ask(socket.NETLINK_ROUTE, _DELETE, netlink.CHANGE, body):
-        pass
 
 
 def _ip(*words: str) -> run.Finished:

@@ -11,8 +11,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from msgspec import Struct
@@ -91,11 +90,18 @@ def wait_for_job(job: Job) -> int:
 
     Reaps other children of ours, too.
     """
+    come: deque[int] = deque()
+    terminal = None
     with ExitStack() as stack:
-        terminal = None
         with suppress(OSError):  # we have no controlling terminal
             terminal = stack.enter_context(opened(os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)))
-        return _Wait(job, terminal, *stack.enter_context(_signals_collected())).run()
+        wakeups = stack.enter_context(woken_by_signals())
+        for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, *FORWARDED):
+            # Those that our parent had ignored (nohup) stay ignored.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before = signal.signal(number, lambda arrived, _frame: come.append(arrived))
+                stack.callback(signal.signal, number, before)
+        return _Wait(job, terminal, wakeups, come).run()
 
 
 class _Wait:
@@ -242,22 +248,6 @@ def _has_default_stop(pid: int) -> bool:
         bit = 1 << (signal.SIGTSTP - 1)
         return not (int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)) & bit
     return True
-
-
-@contextmanager
-def _signals_collected() -> Iterator[tuple[Wakeups, deque[int]]]:
-    """Collect the signals that come during the block. Those that our parent had ignored (nohup) stay ignored."""
-    come: deque[int] = deque()
-    before: dict[int, Any] = {}
-    with woken_by_signals() as wakeups:
-        try:
-            for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, *FORWARDED):
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    before[number] = signal.signal(number, lambda arrived, _frame: come.append(arrived))
-            yield wakeups, come
-        finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)
 
 
 def end_by_signal(number: int) -> None:

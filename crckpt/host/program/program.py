@@ -157,18 +157,6 @@ def _is_same_path(one: str, other: str) -> bool:
     return not is_known and posixpath.basename(one) == posixpath.basename(other)
 
 
-def _unwrap(name: str, words: Sequence[str]) -> Sequence[str] | None:
-    """The command that a wrapper, or a wrapper in a wrapper, runs; None if `name` is no wrapper."""
-    found: Sequence[str] | None = None
-    for _ in range(_MOST_WRAPPERS):
-        inner = find_wrapped_command(name, words[1:])
-        if inner is None:
-            break
-        found = words = inner
-        name = posixpath.basename(words[0])
-    return found
-
-
 def _locate(script: str, directory: str) -> str:
     """The script with its whole path, if that is known."""
     if not script or script.startswith(_NO_PATHS):
@@ -219,19 +207,25 @@ _WRAPPERS: Final = {
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
 
-def find_wrapped_command(name: str, words: Sequence[str]) -> Sequence[str] | None:
-    """Find the command that the wrapper `name` runs, if it is one; `words` follow its name."""
-    wrapper = _WRAPPERS.get(name)
-    if wrapper is None:
-        return None
-    place = 0
-    # An index: to take words off a list of 60,000, one by one, takes seconds.
-    while place < len(words) and words[place].startswith("-"):
-        word, place = words[place], place + 1
-        if word == "--":
+def _unwrap(name: str, words: Sequence[str]) -> Sequence[str] | None:
+    """The command that a wrapper, or a wrapper in a wrapper, runs; None if `name` is no wrapper."""
+    found: Sequence[str] | None = None
+    for _ in range(_MOST_WRAPPERS):
+        wrapper = _WRAPPERS.get(name)
+        if wrapper is None:
             break
-        place += (word if word.startswith("--") else word[-1]) in wrapper.values.split()
-    if name in ("env", "sudo"):
-        while place < len(words) and _ASSIGNMENT.fullmatch(words[place]):
-            place += 1
-    return words[place + wrapper.operands :] or None
+        place, values = 1, wrapper.values.split()
+        # An index: to take words off a list of 60,000, one by one, takes seconds.
+        while place < len(words) and words[place].startswith("-"):
+            word, place = words[place], place + 1
+            if word == "--":
+                break
+            place += (word if word.startswith("--") else word[-1]) in values
+        if name in ("env", "sudo"):
+            while place < len(words) and _ASSIGNMENT.fullmatch(words[place]):
+                place += 1
+        words = words[place + wrapper.operands :]
+        if not words:
+            break
+        found, name = words, posixpath.basename(words[0])
+    return found

@@ -87,9 +87,20 @@ class StoppedThread:
             registers.write(self.tid)
             raise Refused(f"PID {self._pid} has changed the code of its vdso")
         # Only now: no other call than ours may pass the program's filters.
-        with _filters_suspended(self._pid, self.tid):
-            # In the kernel it waits for nobody.
-            self._go_on_to_system_call(None)
+        # Suspend its filters (seccomp), which would kill the program for our call. They have not run yet.
+        try:
+            ptrace_requests.call("setoptions", self.tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
+        except OSError as error:
+            entered = ThreadRegisters.read(self.tid)
+            entered.forget_call()
+            entered.write(self.tid)
+            raise Refused(
+                f"PID {self._pid} cannot be traced with its system call filters (seccomp) suspended: {error.strerror}",
+                hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
+            ) from None
+        # In the kernel it waits for nobody.
+        self._go_on_to_system_call(None)
+        ptrace_requests.call("setoptions", self.tid, _TRACESYSGOOD)
         return ThreadRegisters.read(self.tid).result
 
     def _is_entering(self, number: int, arguments: tuple[int, ...]) -> bool:
@@ -151,7 +162,7 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
             _trap(pid, tid, STOPS_WITHIN_S)
         except TimeoutError:
             with suppress(OSError):
-                if read_stat(pid, tid).state != "D":
+                if _state(pid, tid) != "D":
                     raise _not_running_error(pid) from None
             raise _uninterruptible_error(pid, tid) from None
         # A process that we trace keeps its PID.
@@ -222,9 +233,13 @@ def _find_thread(pid: int) -> int:
 def _can_stop(pid: int, tid: int) -> bool:
     """Return whether a thread is alive and not in uninterruptible sleep, in which it may never stop."""
     try:
-        return read_stat(pid, tid).state not in "DZX"
+        return _state(pid, tid) not in "DZX"
     except OSError:
         return False
+
+
+def _state(pid: int, tid: int) -> str:
+    return read_stat(pid, tid).state
 
 
 def _seize(pid: int, tid: int) -> None:
@@ -238,27 +253,6 @@ def _seize(pid: int, tid: int) -> None:
         if process and process.tracer:
             raise _tracer_refusal(pid, process.tracer) from None
         raise Refused(f"PID {pid} cannot be traced: {error.strerror}", hint="run crckpt as root") from None
-
-
-@contextmanager
-def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
-    """Suspend a thread's system call filters (seccomp), which would kill the program for our call.
-
-    Raises Refused, and lets it skip the call.
-    """
-    # The thread enters a call, and its filters have not run yet.
-    try:
-        ptrace_requests.call("setoptions", tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
-    except OSError as error:
-        registers = ThreadRegisters.read(tid)
-        registers.forget_call()
-        registers.write(tid)
-        raise Refused(
-            f"PID {pid} cannot be traced with its system call filters (seccomp) suspended: {error.strerror}",
-            hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
-        ) from None
-    yield
-    ptrace_requests.call("setoptions", tid, _TRACESYSGOOD)
 
 
 def _trap(pid: int, tid: int, within_s: float | None, *, or_at_call: bool = False) -> bool:

@@ -149,22 +149,18 @@ def _of_unit(name: str) -> int:
         raise UsageError(
             f"unit:{name} must name one unit, but names {ids}", hint="list all units: systemctl list-units"
         )
-    pid = int(units[0].get("MainPID", "0"))
-    if pid == 0:
-        raise _no_main_process(units[0])
-    return pid
-
-
-def _no_main_process(unit: dict[str, str]) -> UsageError | TargetNotRunning:
+    (unit,) = units
+    if pid := int(unit.get("MainPID", "0")):
+        return pid
     name, cgroup = unit["Id"], unit.get("ControlGroup")
     hint = f"name its cgroup: cgroup:{cgroup}" if cgroup else "name a service or a PID"
     if unit["LoadState"] == "not-found":
-        return UsageError(f"there is no unit {name}", hint="list all units: systemctl list-units --all")
+        raise UsageError(f"there is no unit {name}", hint="list all units: systemctl list-units --all")
     if "MainPID" not in unit:
-        return UsageError(f"unit {name} is not a service: it has no main process", hint=hint)
+        raise UsageError(f"unit {name} is not a service: it has no main process", hint=hint)
     if cgroup:
-        return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
-    return TargetNotRunning(
+        raise UsageError(f"systemd knows no main process of unit {name}", hint=hint)
+    raise TargetNotRunning(
         f"unit {name} has no process now: it is {unit['ActiveState']} ({unit['SubState']})",
         hint=f"see why: systemctl status {run.quote([name])}",
     )
