@@ -17,6 +17,7 @@ import typer
 
 from crckpt.cli import find_command
 from crckpt.cli.help import UNLISTED, HelpfulCommand, HelpfulGroup, InvalidCommandLine
+from crckpt.cli.options import with_places
 from crckpt.cli.output import discard, error_document, error_text, form
 from crckpt.errors import CommandFailure, CrckptError, HostCannot, Interrupted, StoreUnusable, UsageError
 from crckpt.host import cold_start
@@ -63,6 +64,10 @@ COMMANDS: Final = {name: summary for group in GROUPS.values() for name, summary 
 # A command is a function of its name in a module of its name. These two names are words of Python.
 _FUNCTIONS: Final = {"list": "list_checkpoints", "import": "import_images"}
 _MODULES: Final = {"import": "import_images"}
+_WITHOUT_STORE: Final = frozenset({"attach", "explain", "install-criu", "ps"})
+_WITH_CRIU: Final = frozenset(
+    {"config", "doctor", "dump", "migrate", "pre-dump", "receive", "rehearse", "report", "restore"}
+)
 
 
 # The parser's names of types.
@@ -139,6 +144,9 @@ def make_app(command: str) -> typer.Typer:
         name = command.replace("-", "_")
         module = importlib.import_module(f"crckpt.cli.{_MODULES.get(command, name)}")
         run_command = getattr(module, _FUNCTIONS.get(command, name))
+        if command not in _WITHOUT_STORE:
+            places = ("store", "config", "criu") if command in _WITH_CRIU else ("store", "config")
+            run_command = with_places(run_command, places)
         app.command(command, cls=HelpfulCommand, short_help=COMMANDS[command])(run_command)
         return app
     for name, summary in COMMANDS.items():

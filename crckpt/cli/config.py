@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from crckpt.cli import options
 from crckpt.cli.format import align
+from crckpt.cli.options import places
 from crckpt.cli.output import emit
 from crckpt.config import KEYS, Config
 
@@ -37,11 +38,8 @@ class Setting(Struct, frozen=True):
 
 def config(
     context: typer.Context,
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
     staging: Path | None = options.STAGING,
     compress: int | None = options.COMPRESS,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Show the settings that are in force, and where each comes from.
 
@@ -49,9 +47,9 @@ def config(
     file is /etc/crckpt.yaml; unless you are root, ~/.config/crckpt.yaml. If the file has mistakes, crckpt shows them
     all, each with its line, and exits with 2.
     """
-    path, configured = options.find_configuration(config), options.read_configuration(config)
+    path, configured = options.find_configuration(places.config), options.read_configuration(places.config)
     is_there = configured.digest is not None
-    given = {"store": store, "criu": criu, "staging": staging, "compress": compress}
+    given = {"store": places.store, "criu": places.criu, "staging": staging, "compress": compress}
     settings = tuple(_find_setting(context, key, given[key], configured, path) for key in KEYS)
     rows = (
         (each.key, f"({each.note})" if each.value is None else each.value, each.origin or each.source)
@@ -75,7 +73,7 @@ def _find_setting(
         if source is not None and source.name == "ENVIRONMENT":
             return Setting(key, shown, "environment", variable, "")
         return Setting(key, shown, "option", f"--{key}", "")
-    # The parser does not read this one, see `options.CRIU_PATH`.
+    # The parser does not read this one, see `options`.
     if key == "criu" and (named := os.environ.get(variable)):
         return Setting(key, named, "environment", variable, "")
     in_file = getattr(configured, key)

@@ -16,8 +16,6 @@ def core(
     pid: int | None = options.argument("PID", "A process of the checkpoint.", default=None, shown="the root"),
     output: Path | None = options.option("--output -o FILE", "The file to write.", shown="core.PID"),
     force: bool = options.flag("--force", "Replace the file if it exists."),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Write a process of a checkpoint as an ELF core file, which gdb opens. Nothing is restored.
 
@@ -27,7 +25,7 @@ def core(
     from crckpt.ops.inspect.core import core as perform
 
     with progress_bars("writing") as (progress,):
-        context = options.make_context(store, config=config, progress=progress)
+        context = options.make_context(progress=progress)
         result = perform(context, ref, pid, output, force=force)
     lines = (
         f"wrote {result.path}: process {result.pid} ({result.comm}) of {short_id(result.id)}, "

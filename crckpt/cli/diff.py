@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
@@ -22,8 +21,6 @@ _COUNTS = ("changed", "new", "gone")
 def diff(
     first: str = options.argument("A", "The first checkpoint: JOB~1, or any other REF."),
     second: str = options.argument("B", "The second one: JOB, or any other REF."),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Show what differs between two checkpoints: processes, threads, files, sockets, and pages of each memory map.
 
@@ -33,7 +30,7 @@ def diff(
     # Slow to load, and needed neither for the help nor to complete a command line.
     from crckpt.ops.inspect.diff import diff as perform
 
-    result = perform(options.make_context(store, config=config), first, second)
+    result = perform(options.make_context(), first, second)
     both = {"first": checkpoint_document(result.first), "second": checkpoint_document(result.second)}
     emit({**asdict(result), **both}, _lines(result), is_answer=True)
 

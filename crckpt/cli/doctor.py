@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.cli import options
@@ -48,9 +47,6 @@ def doctor(
         default=None,
         shown="this host",
     ),
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
     fix: bool = options.flag("--fix", "Fix what can be fixed safely, after asking."),
     yes: bool = options.flag("--yes", "With --fix: do not ask."),
     everything: bool = options.flag("--all", "Also show what is fine."),
@@ -67,7 +63,7 @@ def doctor(
     """
     if target is not None:
         options.require_root("to examine a process")
-    context = options.make_context(store, criu=criu, config=config)
+    context = options.make_context()
     if target is not None:
         _examine(target, context, fix=fix)
         return

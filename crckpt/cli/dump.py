@@ -95,9 +95,6 @@ def dump(
     no_preflight: bool = options.NO_PREFLIGHT,
     other_program: bool = options.OTHER_PROGRAM,
     dry_run: bool = options.flag("--dry-run", "Check, and show what would be done; do nothing."),
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
     verbose: bool = options.VERBOSE,
 ) -> None:
     """Checkpoint a running process and all its descendants.
@@ -138,7 +135,7 @@ def dump(
         emit(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
 
     options.require_root("to checkpoint a process")
-    context = options.make_context(store, criu=criu, config=config, staging=staging)
+    context = options.make_context(staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)
     # Without a progress bar: the shell takes the terminal back while the checkpoint is stored.

@@ -16,8 +16,6 @@ from crckpt.ops.export import export as perform
 def export(
     ref: str = options.REF,
     directory: Path = options.argument("DIR", "Where to write; must be empty or not exist."),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Write a checkpoint as plain CRIU images, which `criu restore -D DIR` restores. For a stream, run tar on DIR."""
     if str(directory) == "-":
@@ -26,6 +24,6 @@ def export(
             hint=f"crckpt export {quote([ref])} DIR && tar -C DIR -c .",
         )
     with progress_bars("unpacking") as (progress,):
-        result = perform(options.make_context(store, config=config, progress=progress), ref, directory)
+        result = perform(options.make_context(progress=progress), ref, directory)
     text = (f"{short_id(result.id)} is in {result.directory}; restore it without crckpt:\n", f"{result.command}\n")
     emit(result, iter(text))

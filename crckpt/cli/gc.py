@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import asdict
@@ -17,11 +16,9 @@ _CACHE: Final = "cache/"
 
 def gc(
     dry_run: bool = options.flag("--dry-run", "Show how much would be removed; remove nothing."),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
-    context = options.make_context(store, config=config)
+    context = options.make_context()
     result = perform(context, dry_run=dry_run)
     verb = "would free" if dry_run else "freed"
     # What is cached of a pack goes with it.

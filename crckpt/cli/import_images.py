@@ -14,15 +14,13 @@ def import_images(
     directory: Path = options.argument("DIR", "A directory of CRIU images."),
     job: str = options.argument("JOB", "The job that gets the checkpoint."),
     note: str | None = options.option("--note TEXT", "A line of text to remember it by."),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Store images that `criu dump` wrote, as the newest checkpoint of JOB. DIR is not changed."""
     # Slow to load, and needed neither for the help nor to complete a command line.
     from crckpt.ops.import_images import import_images as perform
 
     with progress_bars("storing") as (progress,):
-        context = options.make_context(store, config=config, progress=progress)
+        context = options.make_context(progress=progress)
         checkpoint = perform(context, directory, job, note)
     text = (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "

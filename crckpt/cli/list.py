@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import asdict
@@ -29,8 +28,6 @@ _MINUTES: Final = len("2026-11-25 22:49")
 
 def list_checkpoints(
     job: str | None = options.argument("JOB", "List this job only.", default=None, shown="all"),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """List checkpoints, oldest first: when each was made, how long its tree was frozen, how many bytes it added.
 
@@ -40,7 +37,7 @@ def list_checkpoints(
     now. Checkpoints of a program that is being moved to another host, or was moved there, are marked with that host;
     those that the last `crckpt verify` found damaged are marked, too.
     """
-    listing = perform(options.make_context(store, config=config), job)
+    listing = perform(options.make_context(), job)
     document = {
         # A generator: without --json nothing is made of it.
         "checkpoints": (

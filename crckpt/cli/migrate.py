@@ -114,9 +114,6 @@ def migrate(
     remote_store: str | None = options.option(
         "--remote-store DIR", "The store on the other host.", WHERE, shown="that of crckpt there"
     ),
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
     allow_weaker: bool = options.flag(
         "--allow-weaker", "Move the program even if it will be less protected there than here.", ADVANCED
     ),
@@ -145,7 +142,7 @@ def migrate(
         target, host = "", migrate_all.check_words(target, host, refused)
     elif at_once is not None:
         raise UsageError("--at-once needs --all", hint="for example: crckpt migrate --all root@node2 --at-once 4")
-    context = options.make_context(store, criu=criu, config=config)
+    context = options.make_context()
     if list_moves:
         records, unreadable = read_all_moves(context.repository().backend)
         moves = tuple(map(find_status, records))

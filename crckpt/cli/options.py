@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+from collections.abc import Callable, Collection
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -41,7 +44,7 @@ def argument(name: str, text: str, *, default: object = ..., shown: str | bool =
     return typer.Argument(default, metavar=name, help=text, show_default=shown, **settings)
 
 
-STORE: Final = option(
+_STORE: Final = option(
     # Else the parser refuses a directory that we may not read, before crckpt can say what to do.
     "--store DIR",
     "Where checkpoints are kept.",
@@ -50,20 +53,21 @@ STORE: Final = option(
     readable=False,
     shown="/var/lib/crckpt; unless you are root, ~/.local/share/crckpt",
 )
-CRIU_PATH: Final = option(
+_CRIU: Final = option(
     # Without `envvar`: if that CRIU does not work, crckpt says whether the option or the variable named it.
     "--criu FILE",
     "The CRIU to try first, before $CRCKPT_CRIU.",
     WHERE,
     shown="one that works here",
 )
-CONFIG_PATH: Final = option(
+_CONFIG: Final = option(
     "--config FILE",
     "The configuration file.",
     WHERE,
     envvar="CRCKPT_CONFIG",
     shown="/etc/crckpt.yaml; unless you are root, ~/.config/crckpt.yaml",
 )
+_PLACES: Final = {"store": _STORE, "criu": _CRIU, "config": _CONFIG}
 VERBOSE: Final = flag("--verbose -v", "Show which options CRIU got, and why.")
 TARGET: Final = argument(
     "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs."
@@ -96,6 +100,36 @@ NO_PREFLIGHT: Final = flag("--no-preflight", "Skip the checks, and try it even i
 REF: Final = argument(
     "REF", "The checkpoint: JOB (its newest), JOB~2 (two before that), JOB:TAG, or an id (4 digits or more of it)."
 )
+
+
+class Places:
+    """Where things are, as the command line says: see `with_places`."""
+
+    store: Path | None = None
+    criu: Path | None = None
+    config: Path | None = None
+
+
+places: Final = Places()
+
+
+def with_places(command: Callable[..., object], names: Collection[str]) -> Callable[..., object]:
+    """Give a command the options of these `places`, after its own."""
+
+    @wraps(command)
+    def run(**given: Any) -> object:
+        for name in _PLACES:
+            setattr(places, name, given.pop(name, None))
+        return command(**given)
+
+    signature = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=Path | None)
+        for name, declared in _PLACES.items()
+        if name in names
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    return run
 
 
 Tcp: TypeAlias = Literal["keep", "close"]
@@ -138,20 +172,13 @@ def require_root(doing: str) -> None:
         raise HostCannot(f"root is needed {doing}", hint=advise_sudo())
 
 
-def make_context(
-    store: Path | None,
-    *,
-    criu: Path | None = None,
-    config: Path | None = None,
-    staging: Path | None = None,
-    progress: Progress = ignore_progress,
-) -> Context:
+def make_context(*, staging: Path | None = None, progress: Progress = ignore_progress) -> Context:
     """Make a Context. Options win over the environment (typer reads it), then the configuration, then defaults."""
-    configured = read_configuration(config)
+    configured = read_configuration(places.config)
     return Context(
         # Absolute: a dump in the background leaves the current directory.
-        store=(store or configured.store or default_store()).absolute(),
-        criu_option=criu,
+        store=(places.store or configured.store or default_store()).absolute(),
+        criu_option=places.criu,
         criu_configured=configured.criu,
         staging=staging.absolute() if staging else configured.staging,
         compress=configured.compress,

@@ -22,9 +22,6 @@ def pre_dump(
     staging: Path | None = options.STAGING,
     no_preflight: bool = options.NO_PREFLIGHT,
     other_program: bool = options.OTHER_PROGRAM,
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Copy a tree's memory while it runs, so that the next dump freezes it for less time.
 
@@ -42,7 +39,7 @@ def pre_dump(
     request = DumpRequest(
         target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True, other_program=other_program
     )
-    context = options.make_context(store, criu=criu, config=config, staging=staging)
+    context = options.make_context(staging=staging)
     with progress_bars("copying") as (copying,):
         result = perform(request, replace(context, copy_progress=copying))
     lineage = asdict(result.lineage)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.errors import UsageError
 from crckpt.ops.context import Context
 
 
-def receive(
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
-) -> None:
+def receive() -> None:
     """Receive a process that `crckpt migrate` moves here. `crckpt migrate` starts this over ssh.
 
     It speaks with the other crckpt over its standard input and output: it is of no use at a prompt.
@@ -29,6 +24,6 @@ def receive(
 
     def make_context() -> Context:
         options.require_root("to receive a process")
-        return options.make_context(store, criu=criu, config=config)
+        return options.make_context()
 
     serve(make_context)

@@ -29,9 +29,6 @@ def rehearse(
         default="",
     ),
     staging: Path | None = options.RESTORE_STAGING,
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Try out a restore: restore a checkpoint in isolation, let it run for a while, end it, and report.
 
@@ -57,7 +54,7 @@ def rehearse(
         raise UsageError(f"--probe {probe}: {error}", hint="quote it as in a shell") from error
     options.require_root("to rehearse a restore")
     with progress_bars("rehearsing") as (progress,):
-        context = options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
+        context = options.make_context(staging=staging, progress=progress)
         result = perform(RehearsalRequest(ref, seconds, words), context)
     failure = None
     if result.failures:

@@ -27,9 +27,6 @@ def report(
     ),
     output: Path | None = options.option("--output -o FILE", "The file to write.", shown="crckpt-report-TIME.tar.gz"),
     with_secrets: bool = options.flag("--with-secrets", "Include command lines, notes and host names."),
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Make an archive for a bug report: versions, facts about this host, and the data of a checkpoint or a log.
 
@@ -49,7 +46,7 @@ def report(
     target = output or Path(f"crckpt-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}.tar.gz")
     request = ReportRequest(target.absolute(), None if read else subject, read, with_secrets)
     try:
-        result = perform(options.make_context(store, criu=criu, config=config), request)
+        result = perform(options.make_context(), request)
     except NoSuchCheckpoint as error:
         hint = f"{error.hint} (for a log: crckpt report {shlex.quote(f'./{subject}')})"
         raise NoSuchCheckpoint(error.message, hint=hint) from error

@@ -73,9 +73,6 @@ def restore(
         ADVANCED,
     ),
     staging: Path | None = options.RESTORE_STAGING,
-    store: Path | None = options.STORE,
-    criu: Path | None = options.CRIU_PATH,
-    config: Path | None = options.CONFIG_PATH,
     verbose: bool = options.VERBOSE,
 ) -> None:
     """Bring a checkpointed tree back to life.
@@ -123,7 +120,7 @@ def restore(
             with suppress(CrckptError):
                 emit(None, _lines(restored, verbose=verbose), to_stderr=True)
 
-        context = options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
+        context = options.make_context(staging=staging, progress=progress)
         result = perform(request, context) if form.as_json else perform(request, context, announce)
     if detach or dry_run:
         emit(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 from msgspec.structs import asdict
 
@@ -25,8 +24,6 @@ def rm(
     yes: bool = options.flag(
         "--yes", "Do not ask, even about the last checkpoint of a program that dump --stop ended."
     ),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 
@@ -42,7 +39,7 @@ def rm(
         crckpt rm trainer~3 trainer~4
         crckpt rm trainer --all --dry-run
     """
-    context = options.make_context(store, config=config)
+    context = options.make_context()
     plan = plan_removal(context, tuple(refs), whole_jobs=everything, dry_run=dry_run)
     if dry_run:
         freed = estimate_freed_bytes(context, plan.ids)

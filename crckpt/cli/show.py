@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crckpt.cli import options
@@ -36,8 +35,6 @@ def show(
     strings: str | None = options.option(
         "--strings PATTERN", "Search the printable strings in memory for a regular expression."
     ),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Show what a checkpoint contains: the process tree, memory, files, sockets, options, host, sizes and times.
 
@@ -48,9 +45,9 @@ def show(
 
     if ps or files or sockets or maps or env or strings is not None:
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
-        _sections(options.make_context(store, config=config), ref, wanted, strings)
+        _sections(options.make_context(), ref, wanted, strings)
         return
-    detail = perform(options.make_context(store, config=config), ref)
+    detail = perform(options.make_context(), ref)
     checkpoint = detail.checkpoint
     document = {
         **checkpoint_document(checkpoint),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from crckpt.cli import options
 from crckpt.cli.format import short_id
 from crckpt.cli.output import emit
@@ -14,11 +12,9 @@ def tag(
     ref: str = options.REF,
     name: str = options.argument("TAG", "The tag: letters, digits, dots, underscores and hyphens."),
     remove: bool = options.flag("--remove", "Remove the tag from REF instead."),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Give a checkpoint a tag: JOB:TAG then names it. If another checkpoint of the job has the tag, the tag moves."""
-    result = perform(options.make_context(store, config=config), ref, name, remove=remove)
+    result = perform(options.make_context(), ref, name, remove=remove)
     name = f"{result.job}:{result.tag}"
     text = f"removed {name}\n" if remove else f"{name} now names {short_id(result.id)}\n"
     emit(result, text)

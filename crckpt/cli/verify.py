@@ -27,8 +27,6 @@ def verify(
     source: Path | None = options.option(
         "--from DIR", "With --repair: another store, which may have an undamaged copy."
     ),
-    store: Path | None = options.STORE,
-    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Check every byte of a checkpoint, or of the whole store, against its digest.
 
@@ -42,7 +40,7 @@ def verify(
     if source is not None and not repair:
         raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {shlex.quote(str(source))}")
     with progress_bars("verifying") as (progress,):
-        context = options.make_context(store, config=config, progress=progress)
+        context = options.make_context(progress=progress)
         repaired = perform_repair(context, ref, source) if repair else None
         found = repaired.now if repaired else perform(context, ref)
     failure = None

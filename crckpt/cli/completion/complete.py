@@ -16,7 +16,7 @@ from crckpt.cli import find_command
 from crckpt.cli.app import COMMANDS, make_parser
 from crckpt.cli.format import local_time, on_one_line, short_id
 from crckpt.cli.help import UNLISTED
-from crckpt.cli.options import make_context
+from crckpt.cli.options import make_context, places
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.host import proc
 from crckpt.host.process import run
@@ -75,8 +75,9 @@ class CommandLine:
         """The names in the store of the command line."""
         # typer reads these variables only while it parses a whole command line.
         variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
-        store, config = (self.values.get(name) or variable for name, variable in variables.items())
-        return _StoredNames(make_context(Path(store) if store else None, config=Path(config) if config else None).store)
+        for name, variable in variables.items():
+            setattr(places, name, Path(value) if (value := self.values.get(name) or variable) else None)
+        return _StoredNames(make_context().store)
 
     def _take(self, word: str) -> None:
         if self.open_option is not None:

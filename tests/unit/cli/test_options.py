@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from other_user import as_user
 from trees import open_workdir
 
-from crckpt.cli.options import default_store, make_context, parse_bandwidth, parse_milliseconds, require_root
+from crckpt.cli.options import default_store, make_context, parse_bandwidth, parse_milliseconds, places, require_root
 from crckpt.errors import HostCannot, UsageError
+from crckpt.ops.context import Context
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Context]:
+    """Make a context with this configuration file."""
+    for name in ("store", "criu", "config"):
+        monkeypatch.setattr(places, name, None)
+
+    def make(config: Path) -> Context:
+        monkeypatch.setattr(places, "config", config)
+        return make_context()
+
+    return make
 
 
 @pytest.mark.parametrize(("text", "ms"), [("100ms", 100), ("0.5s", 500), ("2s", 2000), ("1.5ms", 1.5)])
@@ -38,42 +53,46 @@ def test_invalid_bandwidths_are_refused(text: str) -> None:
         parse_bandwidth(text, "--bandwidth")
 
 
-def test_options_override_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_override_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Callable[[Path], Context]
+) -> None:
     config = tmp_path / "crckpt.yaml"
     config.write_text("store: /srv/configured\ncriu: /srv/criu\nstaging: /srv/staging\n")
     monkeypatch.chdir(tmp_path)
-    context = make_context(None, config=config)
+    context = configured(config)
     assert (context.store, context.criu_configured, context.staging) == (
         Path("/srv/configured"),
         Path("/srv/criu"),
         Path("/srv/staging"),
     )
-    context = make_context(Path("named"), config=config, staging=Path("here"), criu=Path("/other/criu"))
+    monkeypatch.setattr(places, "store", Path("named"))
+    monkeypatch.setattr(places, "criu", Path("/other/criu"))
+    context = make_context(staging=Path("here"))
     assert (context.store, context.staging) == (tmp_path / "named", tmp_path / "here")
     assert (context.criu_option, context.criu_configured) == (Path("/other/criu"), Path("/srv/criu"))
     assert context.config_digest
 
 
-def test_unreadable_configuration_is_a_usage_error() -> None:
+def test_unreadable_configuration_is_a_usage_error(configured: Callable[[Path], Context]) -> None:
     with pytest.raises(UsageError) as refused:
-        make_context(None, config=Path("/proc/self/mem"))
+        configured(Path("/proc/self/mem"))
     assert refused.value.message == "cannot read the configuration /proc/self/mem: Input/output error"
 
 
-def test_configuration_behind_a_link_is_read(tmp_path: Path) -> None:
+def test_configuration_behind_a_link_is_read(tmp_path: Path, configured: Callable[[Path], Context]) -> None:
     (tmp_path / "real.yaml").write_text("store: /srv/linked\n")
     (tmp_path / "crckpt.yaml").symlink_to("real.yaml")
-    assert make_context(None, config=tmp_path / "crckpt.yaml").store == Path("/srv/linked")
+    assert configured(tmp_path / "crckpt.yaml").store == Path("/srv/linked")
 
 
-def test_named_configuration_must_exist_and_be_readable(tmp_path: Path) -> None:
+def test_named_configuration_must_exist_and_be_readable(tmp_path: Path, configured: Callable[[Path], Context]) -> None:
     with pytest.raises(UsageError, match="there is no configuration file"):
-        make_context(None, config=tmp_path / "none.yaml")
+        configured(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="cannot read the configuration"):
-        make_context(None, config=tmp_path / "bad.yaml")
+        configured(tmp_path / "bad.yaml")
     with pytest.raises(UsageError, match="cannot read the configuration"):
-        make_context(None, config=tmp_path)
+        configured(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -87,7 +106,7 @@ def test_default_store_and_rights_of_another_user(monkeypatch: pytest.MonkeyPatc
 
         def check() -> None:
             assert default_store() == workdir / ".local/share/crckpt"
-            assert make_context(None).store == default_store()
+            assert make_context().store == default_store()
             with pytest.raises(HostCannot, match="root is needed to do this"):
                 require_root("to do this")
 
