@@ -17,7 +17,6 @@ import typer
 
 from crckpt.cli import find_command
 from crckpt.cli.help import UNLISTED, HelpfulCommand, HelpfulGroup, InvalidCommandLine
-from crckpt.cli.options import with_places
 from crckpt.cli.output import discard, error_document, error_text, form
 from crckpt.errors import CommandFailure, CrckptError, HostCannot, Interrupted, StoreUnusable, UsageError
 from crckpt.host import cold_start
@@ -145,6 +144,9 @@ def make_app(command: str) -> typer.Typer:
         module = importlib.import_module(f"crckpt.cli.{_MODULES.get(command, name)}")
         run_command = getattr(module, _FUNCTIONS.get(command, name))
         if command not in _WITHOUT_STORE:
+            # The list of commands does without it.
+            from crckpt.cli.options import with_places
+
             places = ("store", "config", "criu") if command in _WITH_CRIU else ("store", "config")
             run_command = with_places(run_command, places)
         app.command(command, cls=HelpfulCommand, short_help=COMMANDS[command])(run_command)

@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from small_programs import WAITS, program, read
 
 from crckpt.cli.app import make_parser, run
-from crckpt.cli.migrate_all import find_failure, make_options, summary_lines
+from crckpt.cli.migrate import find_failure, make_options, summary_lines
 from crckpt.cli.output import form
 from crckpt.errors import UsageError
 from crckpt.migrate.drain import DrainResult, MoveOutcome, Outcome
