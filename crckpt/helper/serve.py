@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -26,11 +26,7 @@ _PAUSE_S: Final = 0.1
 _Request = TypeVar("_Request")
 
 
-class _HasDescriptor(Protocol):
-    def fileno(self) -> int: ...
-
-
-_File: TypeAlias = int | _HasDescriptor
+_File: TypeAlias = int | socket.socket | Channel
 
 
 class Waiting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from msgspec import Struct
 
@@ -33,14 +32,12 @@ class MigrateRequest(Struct, frozen=True):
     host: str
     job: str | None = None
     check: bool = False
-    tcp: Literal["keep", "close"] | None = None
     max_downtime_ms: float | None = None
     abort_over: bool = False
     max_rounds: int = 8
     bandwidth: int | None = None
     bandwidth_clock: Path | None = None
     options: RestoreOptions = RestoreOptions()
-    preflight: bool = True
     before_freeze: str = ""
     address_hook: str = ""
     send_files: bool = False

@@ -53,8 +53,8 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
             request.target,
             job=request.job,
             stop=True,
-            tcp=request.tcp,
-            preflight=request.preflight,
+            tcp=request.options.tcp,
+            preflight=request.options.preflight,
             other_program=request.other_program,
         )
         target = stack.enter_context(examined(asked, context))
@@ -153,7 +153,7 @@ def _pass_gate(
             return replace(found, blockers=(), lacking=files)
         send_files(peer.connection, files, report.sending)
         _, found = ask_there()
-    found.check(preflight=request.preflight)
+    found.check(preflight=request.options.preflight)
     return found
 
 

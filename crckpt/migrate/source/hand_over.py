@@ -118,7 +118,7 @@ class LiveHandOver:
         self.capture.take()
         if not self._options.allow_weaker:
             refuse_new_rights(tree.root.pid, self._found.rights)
-        if self._found.compared is not None and self._request.preflight:
+        if self._found.compared is not None and self._options.preflight:
             refuse_changed_files(find_frozen(tree.root.pid), self._found.compared, self._compare)
         if shared := find_shared_file_systems():
             # The destination opens the files next.

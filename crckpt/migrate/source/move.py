@@ -192,10 +192,10 @@ def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> 
         target=request.target,
         job=job,
         stop=number is None,
-        tcp=request.tcp,
+        tcp=request.options.tcp,
         # If the move fails, the user finds it in the list.
         note=f"move to {request.host}, round {number}" if number is not None else None,
-        preflight=request.preflight,
+        preflight=request.options.preflight,
         incremental=True,
         pre_copy=pre_copy,
         other_program=request.other_program,
@@ -235,7 +235,7 @@ def _copy_rounds(
         manifest = read_manifest(source.repository, checkpoint.id)
         source.connection.send(messages.CheckRestore(source.move.id, checkpoint.id, manifest, request.options))
         verdict = source.connection.receive(messages.Verdict)
-        if verdict.blockers and request.preflight:
+        if verdict.blockers and request.options.preflight:
             raise preflight_refusal(_reword(verdict.blockers, source, context))
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)

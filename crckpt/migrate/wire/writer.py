@@ -31,15 +31,10 @@ class Bandwidth:
     def __init__(self, bytes_per_s: int, clock: Path | None = None) -> None:
         """Without a `clock`, this process alone has the bandwidth. Raises OSError if the clock cannot be opened."""
         self.bytes_per_s = bytes_per_s
-        self._clock = os.open(clock, os.O_RDWR | os.O_CLOEXEC) if clock is not None else None
-        self._free_at = 0.0
+        self._clock = os.open(clock, os.O_RDWR | os.O_CLOEXEC) if clock is not None else _make_clock()
 
     def reserve(self, size: int) -> float:
         """Reserve the next free time for this many bytes; return when it begins."""
-        if self._clock is None:
-            begin = self._free_at = max(self._free_at, time.monotonic())
-            self._free_at += size / self.bytes_per_s
-            return begin
         fcntl.lockf(self._clock, fcntl.LOCK_EX)
         try:
             (free_at,) = _TIME.unpack(os.pread(self._clock, _TIME.size, 0))
@@ -52,20 +47,23 @@ class Bandwidth:
 
     def close(self) -> None:
         """Close the clock."""
-        if self._clock is not None:
-            os.close(self._clock)
-            self._clock = None
+        os.close(self._clock)
 
 
 @contextmanager
 def shared_clock() -> Iterator[Path]:
     """Make a clock; other processes can open it by its path during the block. It is on no disk."""
-    descriptor = os.memfd_create("crckpt-bandwidth", os.MFD_CLOEXEC)
+    descriptor = _make_clock()
     try:
-        os.write(descriptor, _TIME.pack(0.0))
         yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
+
+
+def _make_clock() -> int:
+    descriptor = os.memfd_create("crckpt-bandwidth", os.MFD_CLOEXEC)
+    os.write(descriptor, _TIME.pack(0.0))
+    return descriptor
 
 
 _BEAT_S: Final = 1.0
