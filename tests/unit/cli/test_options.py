@@ -15,11 +15,16 @@ from crckpt.errors import HostCannot, UsageError
 from crckpt.ops.context import Context
 
 
+@pytest.fixture(autouse=True)
+def no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what the command lines of other tests have named."""
+    for name in ("store", "criu", "config"):
+        monkeypatch.setattr(places, name, None)
+
+
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Context]:
     """Make a context with this configuration file."""
-    for name in ("store", "criu", "config"):
-        monkeypatch.setattr(places, name, None)
 
     def make(config: Path) -> Context:
         monkeypatch.setattr(places, "config", config)
