@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import asdict, replace
 
-from crckpt.causes import cause
+from crckpt.causes import cause, mebibytes
 from crckpt.errors import HostCannot, error_text
 from crckpt.host import machine
 from crckpt.host.disk import space
@@ -42,7 +42,7 @@ from crckpt.migrate.preflight.asked_files import (
     find_shared_file_systems,
     limit_time,
 )
-from crckpt.migrate.preflight.judge import Judgement, Survey, judge, list_image_sizes, plan_restore
+from crckpt.migrate.preflight.judge import Judgement, judge, list_image_sizes, plan_restore
 from crckpt.migrate.preflight.judge_files import LocalFile
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
 from crckpt.migrate.wire.messages import decode_content
@@ -202,8 +202,7 @@ def answer(
         # Each side would take the other's records for its own.
         found, store_free = Judgement((cause("same-store").finding(directory=context.store),), ()), None
     else:
-        survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
-        found, store_free = judge(questions, planned, survey), survey.store_free
+        found, store_free = _judge_here(questions, planned, context, failure, move)
     return MoveAnswers(
         found.blockers[:_MOST_FINDINGS],
         found.warnings[:_MOST_FINDINGS],
@@ -233,35 +232,34 @@ def decode_answers(content: bytes) -> MoveAnswers:
     return decode_content(content, _DECODER, "the answers", _MOST_BYTES)
 
 
-def _survey(
-    questions: MoveQuestions,
-    planned: PlannedRestore,
-    context: Context,
-    failure: str,
-    move: tuple[str, str] | None,
-    *,
-    shares_kernel: bool,
-) -> Survey:
+def _judge_here(
+    questions: MoveQuestions, planned: PlannedRestore, context: Context, failure: str, move: tuple[str, str] | None
+) -> tuple[Judgement, int]:
+    """Survey this host and judge it. Return the free bytes of the store, too."""
     # Of what is watched only the path must be there.
     watched = [AskedFile(-number, path, mode=0) for number, path in enumerate(questions.watched, 1)]
     asked = [*(file for file in questions.files if not file.removed), *watched]
-    files = look_for_files(asked, shares_kernel=shares_kernel)
+    files = look_for_files(asked, shares_kernel=planned.shares_kernel)
     unwatched = frozenset(file.name for file in watched if files[file.id].is_missing)
     place = space.nearest_existing(context.store)
-    return Survey(
-        host=_host_state(questions, planned, files, place, unwatched),
-        attributes=plan_attributes(questions.attributes, planned.tree, allow_weaker=questions.allows_weaker).verdict,
-        files=files,
-        names=tuple(
-            find_user_name(asked.number) if asked.kind == "user" else find_group_name(asked.number)
-            for asked in questions.names
-        ),
-        store=str(context.store),
-        store_free=space.free_disk(place),
-        criu_failure=failure,
-        job_program=_find_other_program(questions, context),
-        move=move,
-    )
+    host = _host_state(questions, planned, files, place, unwatched)
+    attributes = plan_attributes(questions.attributes, planned.tree, allow_weaker=questions.allows_weaker).verdict
+    names = [
+        find_user_name(each.number) if each.kind == "user" else find_group_name(each.number) for each in questions.names
+    ]
+    found = judge(questions, planned, host, attributes, files, names)
+    blockers, warnings = [], list(found.warnings)
+    if move is not None:
+        blockers.append(cause("move-in-progress").finding(job=questions.job, move=move[0], state=move[1]))
+    if program := _find_other_program(questions, context):
+        blockers.append(cause("job-there").finding(job=questions.job, program=program))
+    if failure:
+        blockers.append(cause("no-criu").finding(why=failure))
+    free = space.free_disk(place)
+    if free < questions.memory:
+        values = {"needed": mebibytes(questions.memory), "free": mebibytes(free), "directory": str(context.store)}
+        warnings.append(cause("move-space").finding(**values))
+    return replace(found, blockers=(*blockers, *found.blockers), warnings=tuple(warnings)), free
 
 
 def _host_state(

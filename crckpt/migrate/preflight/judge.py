@@ -1,4 +1,4 @@
-"""Judge whether a host can take a live tree, from the questions about the tree and a survey of the host. Pure.
+"""Judge whether a host can take a live tree, from the questions about the tree and what the host has. Pure.
 
 From the questions it makes the tree of a set of images. The destination judges that by the checks of its own restores
 (`judge_restore`, `judge_attributes`). Here is only what a move has to compare and a restore has not.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, Final
@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause, mebibytes
+from crckpt.causes import Finding, cause
 from crckpt.causes.catalogue import OF_FILES
 from crckpt.causes.finding import distinct
 from crckpt.images.core import ZOMBIE, Core, Credentials
@@ -39,28 +39,6 @@ from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
-class Survey(Struct, frozen=True):
-    """What the destination has found on its host.
-
-    - `files`: by the id in the questions
-    - `names`: of the asked users and groups, in the order of the questions
-    - `store`, `store_free`: the directory of the store, and its free bytes
-    - `criu_failure`: why no CRIU works; empty if one does
-    - `job_program`: the other program of which its store has checkpoints under the name of the job, if any
-    - `move`: id and state of another move of the job
-    """
-
-    host: HostState
-    attributes: AttributeVerdict
-    files: dict[int, LocalFile]
-    names: tuple[str, ...]
-    store: str
-    store_free: int
-    criu_failure: str = ""
-    job_program: str = ""
-    move: tuple[str, str] | None = None
-
-
 class Judgement(Struct, frozen=True):
     """What prevents a move, what it loses, and the ids of files that are not there: `--send-files` may send them.
 
@@ -74,38 +52,37 @@ class Judgement(Struct, frozen=True):
     shared: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
 
 
-def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> Judgement:
-    """Compare what the tree needs with what the host has."""
-    verdict = judge_restore(planned, _without_arriving(questions, planned, survey.host))
-    files = judge_files(questions, planned, survey.host, survey.files)
-    names = tuple(_compare_names(questions, survey))
-    weaker = (*survey.attributes.weaker, *(found for found in names if found.key == "rights-of-another"), *files.weaker)
-    blockers = []
-    if survey.move is not None:
-        move, state = survey.move
-        blockers.append(cause("move-in-progress").finding(job=questions.job, move=move, state=state))
-    if survey.job_program:
-        blockers.append(cause("job-there").finding(job=questions.job, program=survey.job_program))
-    if survey.criu_failure:
-        blockers.append(cause("no-criu").finding(why=survey.criu_failure))
-    blockers += (
+def judge(
+    questions: MoveQuestions,
+    planned: PlannedRestore,
+    host: HostState,
+    attributes: AttributeVerdict,
+    files: dict[int, LocalFile],
+    names: Sequence[str],
+) -> Judgement:
+    """Compare what the tree needs with what the host has.
+
+    `files` are by the id in the questions; `names` are of the asked users and groups, in their order.
+    """
+    verdict = judge_restore(planned, _without_arriving(questions, planned, host))
+    judged = judge_files(questions, planned, host, files)
+    compared = tuple(_compare_names(questions, names))
+    weaker = (*attributes.weaker, *(found for found in compared if found.key == "rights-of-another"), *judged.weaker)
+    blockers = (
         *(found for found in verdict.blockers if found.key not in OF_FILES),
-        *files.blockers,
+        *judged.blockers,
         *_find_connections_that_stay(planned),
         *(() if questions.allows_weaker else weaker),
     )
-    warnings = [
+    warnings = (
         *(found for found in verdict.warnings if found.key not in OF_FILES),
-        *files.warnings,
-        *survey.attributes.lost,
+        *judged.warnings,
+        *attributes.lost,
         *(weaker if questions.allows_weaker else ()),
-        *(found for found in names if found.key != "rights-of-another"),
-    ]
-    if survey.store_free < questions.memory:
-        needed, free = mebibytes(questions.memory), mebibytes(survey.store_free)
-        warnings.append(cause("move-space").finding(needed=needed, free=free, directory=survey.store))
+        *(found for found in compared if found.key != "rights-of-another"),
+    )
     lacking, logs, shared = [], [], []
-    for file, here in ((file, survey.files[file.id]) for file in questions.files if file.id in survey.files):
+    for file, here in ((file, files[file.id]) for file in questions.files if file.id in files):
         if here.is_missing and not file.removed:
             lacking.append(file.id)
         if here.is_same or is_shared(file, here):
@@ -137,8 +114,8 @@ def _find_connections_that_stay(planned: PlannedRestore) -> Iterator[Finding]:
             yield cause("connection-stays").finding(connection=each.title)
 
 
-def _compare_names(questions: MoveQuestions, survey: Survey) -> Iterator[Finding]:
-    for asked, there in zip(questions.names, survey.names, strict=True):
+def _compare_names(questions: MoveQuestions, names: Sequence[str]) -> Iterator[Finding]:
+    for asked, there in zip(questions.names, names, strict=True):
         values = {"kind": asked.kind, "number": asked.number}
         if asked.name and not there:
             yield cause("user-missing").finding(name=asked.name, **values)
