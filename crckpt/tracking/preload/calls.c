@@ -10,62 +10,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/*
- * Calls that have done nothing when they return EINTR: they can be made again. `only` are the low bits of the first
- * argument for which that is so, 0 for any. SOCKET: only if it is a socket, which returns EINTR if it has a timeout
- * (SO_RCVTIMEO, SO_SNDTIMEO) and nothing was read or sent. Other files are left out: a FUSE server may have done its
- * part, and so may close(2).
- */
-#define SOCKET -1
 static const struct again {
     short number, number_32, only;
 } again[] = {
-    /* Events stay in the set until they are returned. */
-    {232, 256, 0},      /* epoll_wait */
-    {281, 319, 0},      /* epoll_pwait */
-    {441, 441, 0},      /* epoll_pwait2 */
-    /* All operations are done, or none. */
-    {65, -1, 0},        /* semop */
-    {220, 420, 0},      /* semtimedop */
-    {-1, 117, 1},       /* ipc: semop */
-    {-1, 117, 4},       /* ipc: semtimedop */
-    /* It returns a signal that it took. */
-    {128, 177, 0},      /* rt_sigtimedwait */
-    {-1, 421, 0},       /* rt_sigtimedwait_time64 */
-    /* It returns the count of events that it took. */
-    {208, 247, 0},      /* io_getevents */
-    {333, 385, 0},      /* io_pgetevents */
-    {-1, 416, 0},       /* io_pgetevents_time64 */
-    /* They return the count of what was read or sent. */
-    {0, 3, SOCKET},     /* read */
-    {19, 145, SOCKET},  /* readv */
-    {45, 371, SOCKET},  /* recvfrom */
-    {47, 372, SOCKET},  /* recvmsg */
-    {299, 337, SOCKET}, /* recvmmsg */
-    {-1, 417, SOCKET},  /* recvmmsg_time64 */
-    {1, 4, SOCKET},     /* write */
-    {20, 146, SOCKET},  /* writev */
-    {44, 369, SOCKET},  /* sendto */
-    {46, 370, SOCKET},  /* sendmsg */
-    {307, 345, SOCKET}, /* sendmmsg */
-    {40, 187, SOCKET},  /* sendfile */
-    {-1, 239, SOCKET},  /* sendfile64 */
-    {43, -1, SOCKET},   /* accept */
-    {288, 364, SOCKET}, /* accept4 */
-    /* It waits for the connection that it began. Over TCP it then times out with another errno. */
-    {42, 362, SOCKET},  /* connect */
-    /* The same by socketcall. */
-    {-1, 102, 3},       /* socketcall: connect */
-    {-1, 102, 5},       /* socketcall: accept */
-    {-1, 102, 9},       /* socketcall: send */
-    {-1, 102, 10},      /* socketcall: recv */
-    {-1, 102, 11},      /* socketcall: sendto */
-    {-1, 102, 12},      /* socketcall: recvfrom */
-    {-1, 102, 16},      /* socketcall: sendmsg */
-    {-1, 102, 17},      /* socketcall: recvmsg */
-    {-1, 102, 18},      /* socketcall: accept4 */
-    {-1, 102, 19},      /* socketcall: recvmmsg */
-    {-1, 102, 20},      /* socketcall: sendmmsg */
+#define AGAIN(name, number, number_32, only) {number, number_32, only},
+#include "../../host/syscalls/restarted_calls.h"
 };
 
 int read_call(const struct iovec *where, struct call *call)
