@@ -1,16 +1,8 @@
 /* Which system calls can be made again after EINTR, and where registers hold a call. */
 #ifdef __x86_64__
-#define _GNU_SOURCE
 #include "calls.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-static const struct again {
+static const struct {
     short number, number_32, only;
 } again[] = {
 #define AGAIN(name, number, number_32, only) {number, number_32, only},
@@ -48,44 +40,24 @@ void write_call(struct iovec *where, const struct call *call, long ip, long resu
     }
 }
 
-const char *proc_path(char into[64], int tid, const char *name, long number)
-{
-    char digits[24], *at = into;
-    const char *const parts[] = {"/proc/", NULL, name, NULL};
-    const long numbers[] = {0, tid, 0, number};
-    for (int part = 0; part < (number < 0 ? 3 : 4); part++) {
-        int count = 0;
-        for (const char *text = parts[part]; text && *text;)
-            *at++ = *text++;
-        if (parts[part])
-            continue;
-        long left = numbers[part];
-        do
-            digits[count++] = '0' + left % 10;
-        while (left /= 10);
-        while (count)
-            *at++ = digits[--count];
-    }
-    *at = 0;
-    return into;
-}
-
 static int is_socket(int tid, long number)
 {
     char path[64];
     struct stat status;
     int before = errno;
-    int is_there = syscall(SYS_newfstatat, AT_FDCWD, proc_path(path, tid, "/fd/", number & INT32_MAX), &status, 0) == 0;
+    snprintf(path, sizeof path, "/proc/%d/fd/%ld", tid, number & INT32_MAX);
+    int is_there = syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) == 0;
     errno = before;
     return is_there && S_ISSOCK(status.st_mode);
 }
 
 int is_made_again(int tid, const struct call *call)
 {
-    for (const struct again *one = again; one < again + sizeof again / sizeof *again; one++) {
-        if (call->number != (call->is_compat ? one->number_32 : one->number))
+    for (size_t i = 0; i < sizeof again / sizeof *again; i++) {
+        if (call->number != (call->is_compat ? again[i].number_32 : again[i].number))
             continue;
-        if (one->only == SOCKET ? is_socket(tid, call->first) : !one->only || (call->first & 0xffff) == one->only)
+        short only = again[i].only;
+        if (only == SOCKET ? is_socket(tid, call->first) : !only || (call->first & 0xffff) == only)
             return 1;
     }
     return 0;

@@ -1,8 +1,7 @@
 /* The system call that a stopped thread is in, from its registers, for x86-64 and its 32-bit programs (calls.c). */
 #pragma once
 
-#include <stdint.h>
-#include <sys/uio.h>
+#include "library.h"
 
 #define ERESTARTSYS 512
 #define ERESTARTNOINTR 513
@@ -35,6 +34,3 @@ int is_interrupted(const struct call *call);
 
 /* Whether a call that returns EINTR has done nothing, and can be made again. */
 int is_made_again(int tid, const struct call *call);
-
-/* The path of a file of a thread in /proc, with a `number` after its name unless that is negative. */
-const char *proc_path(char into[64], int tid, const char *name, long number);

@@ -1,18 +1,7 @@
 /* What the parts of the preload library for dumps share: the files that it watches, and the kernel's scan of page maps. */
 #pragma once
 
-#define _GNU_SOURCE
-#include "bytes.h"
-#include "text.h"
-
-#include <errno.h>
-#include <stdint.h>
-#include <sys/stat.h>
-#include <sys/types.h>
-
-#define VISIBLE __attribute__((visibility("default")))
-#define MIN(one, other) ((one) < (other) ? (one) : (other))
-#define MAX(one, other) ((one) > (other) ? (one) : (other))
+#include "library.h"
 
 /* PAGEMAP_SCAN and its flags and categories (linux/fs.h). */
 #define SCAN 0xC0606610ul
@@ -24,6 +13,8 @@
 #define SWAPPED (1ull << 4)
 #define PFNZERO (1ull << 5)
 #define SOFT_DIRTY (1ull << 7)
+/* An entry of a page map (Documentation/admin-guide/mm/pagemap.rst). */
+#define ENTRY_SOFT_DIRTY (1ull << 55)
 
 /* struct page_region and struct pm_scan_arg. */
 struct region {
@@ -51,20 +42,18 @@ struct file {
 
 static inline int tracker_is(const char *name)
 {
-    return is_equal(variable("CRCKPT_TRACKER="), name);
+    return !strcmp(variable("CRCKPT_TRACKER"), name);
 }
 
 static inline int is_tracking(void)
 {
-    return *variable("CRCKPT_TRACKER") != 0;
+    return getenv("CRCKPT_TRACKER") != NULL;
 }
 
 /* Refuse what CRIU asks, with a message on stderr. */
 static inline long refuse(const char *what)
 {
-    say("crckpt's preload does not know what CRIU asks: ");
-    say(what);
-    say("\n");
+    dprintf(2, "crckpt's preload does not know what CRIU asks: %s\n", what);
     errno = ENOTSUP;
     return -1;
 }
@@ -77,9 +66,6 @@ int watch_file(int number, int kind, int pid);
 
 /* Watch it no longer. */
 void forget_file(int number);
-
-/* Whether a file is in /proc, and not somewhere else under a name that we know. */
-int is_of_proc(int number);
 
 /* The path of `name` in the directory of `path`, whose last part begins at `last`. Whether there is room for it. */
 int sibling(char into[4096], const char *path, const char *last, const char *name);
@@ -108,3 +94,42 @@ int reset_by_protection(int number, int pid);
 
 /* pages.c: a descriptor is closed from which or to which pages were moved. */
 void forget_moved(int number);
+
+/*
+ * frames.c: call it before any process is frozen. `path` is the file with the frames and maps of the last reset, which
+ * are replaced by those of this one; empty: none. `compares_maps`: every page of a map that has changed is dirty.
+ */
+void prepare_frames(const char *path, int compares_maps);
+
+/* Whether a file was named. */
+int are_frames_wanted(void);
+
+/* Record the maps of a process that is frozen and otherwise unchanged. `list` is its open list of maps, which is closed. */
+void record_maps(int pid, int list);
+
+/* Find its maps that are unchanged since the last reset. `list` as before, but CRIU may have changed some maps. */
+void keep_maps(int pid, int list, struct bytes *unchanged);
+
+/*
+ * Mark entries as dirty, of pages of this process from `first` on, unless the page is where it was and in one of the
+ * `unchanged` maps. Returns how many were marked.
+ */
+size_t mark_moved(int pid, const struct bytes *unchanged, uint64_t first, uint64_t *entries, size_t count);
+
+/* smaps.c: call it before any process is frozen. `table`: the file of what is known of this tree's flags; empty: none. */
+void prepare_for_smaps(const char *table);
+
+/* A file to read instead of `smaps`, which is closed, or that itself, of the frozen process of this directory of /proc. */
+int open_short_smaps(int smaps, int directory, int pid);
+
+/* enter.c: `pid` is the tree's root as CRIU names it: CRIU is to enter its mount namespace. Empty: none. */
+void prepare_to_enter(const char *pid);
+
+/* Open a file of the tree's mounts into `number`, or set that to -1 and errno. Returns 0 for a file of the host. */
+int open_inside(int directory, const char *path, int flags, int is_own, int *number);
+
+/* Whether `open_inside` needs to know if the file is CRIU's own (`is_own`). */
+int is_mount_table(const char *path);
+
+/* logs.c: before CRIU writes to this file: if it is its log, write there what its code in a process has said. */
+void pass_log_on(int number);

@@ -10,16 +10,10 @@
  * since crckpt looked. Sources: setns(2), ioctl_nsfs(2); criu/mount.c, criu/proc_parse.c,
  * criu/namespaces.c of CRIU 4.2.
  */
-#define _GNU_SOURCE
-#include "enter.h"
-#include "text.h"
+#include "dump_library.h"
 
-#include <errno.h>
 #include <linux/nsfs.h>
 #include <linux/sched.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define DIRECTORY (O_PATH | O_DIRECTORY | O_CLOEXEC)
 
@@ -31,26 +25,15 @@ static struct {
 
 static void give_up(const char *why)
 {
-    say("crckpt's preload: the mounts of the tree cannot be entered: ");
-    say(why);
-    say("\n");
+    dprintf(2, "crckpt's preload: the mounts of the tree cannot be entered: %s\n", why);
     syscall(SYS_exit_group, 1);
-}
-
-static int is_number(const char *text)
-{
-    if (!*text || *text == '0')
-        return 0;
-    while (*text >= '0' && *text <= '9')
-        text++;
-    return !*text;
 }
 
 void prepare_to_enter(const char *pid)
 {
     if (!*pid)
         return;
-    if (!is_number(pid))
+    if (*pid == '0' || pid[strspn(pid, "0123456789")])
         give_up("no PID was given");
     tree.pid = pid;
 }
@@ -58,14 +41,9 @@ void prepare_to_enter(const char *pid)
 /* Open a namespace of the process with this name in /proc. */
 static int open_namespace(int proc, const char *process, const char *kind)
 {
-    char name[64], *at = name;
-    while (*process && at < name + 32)
-        *at++ = *process++;
-    for (const char *rest = "/ns/"; *rest;)
-        *at++ = *rest++;
-    while ((*at++ = *kind))
-        kind++;
-    return syscall(SYS_openat, proc, name, O_RDONLY | O_CLOEXEC, 0);
+    char name[64];
+    snprintf(name, sizeof name, "%s/ns/%s", process, kind);
+    return open_to_read(proc, name);
 }
 
 static int has_our_users(int proc, int namespace)
@@ -110,7 +88,7 @@ static void enter(void)
     syscall(SYS_close, namespace);
     syscall(SYS_close, proc);
     tree.is_entered = 1;
-    say("crckpt's preload: entered the mounts of the tree\n");
+    dprintf(2, "crckpt's preload: entered the mounts of the tree\n");
 }
 
 /* mountinfo lists what can be reached from the root directory of the process that opens it. */
@@ -119,30 +97,25 @@ static int open_mount_table(int directory, const char *path, int flags)
     int here = open_directory("."), number = -1;
     if (here >= 0 && change_root(tree.inside))
         number = syscall(SYS_openat, directory, path, flags, 0);
-    int before = errno;
+    int why = errno;
     if (here < 0 || !change_root(tree.outside) || syscall(SYS_fchdir, here))
         give_up("there is no way back to the host's directories");
     syscall(SYS_close, here);
-    errno = before;
+    errno = why;
     return number;
 }
 
 int is_mount_table(const char *path)
 {
-    return tree.is_entered && is_equal(path, "mountinfo");
+    return tree.is_entered && !strcmp(path, "mountinfo");
 }
 
 /* Whether CRIU opens a file of the tree's root in /proc, which is the time to enter. */
 static int is_time(int directory, const char *path)
 {
-    const char *proc = "/proc/", *pid = tree.pid;
     if (directory != AT_FDCWD)
-        return is_equal(path, pid);
-    while (*proc && *proc == *path)
-        proc++, path++;
-    while (!*proc && *pid && *pid == *path)
-        pid++, path++;
-    return !*proc && !*pid && *path == '/';
+        return !strcmp(path, tree.pid);
+    return starts_with(path, "/proc/") && starts_with(path + 6, tree.pid) && path[6 + strlen(tree.pid)] == '/';
 }
 
 int open_inside(int directory, const char *path, int flags, int is_own, int *number)
@@ -158,7 +131,7 @@ int open_inside(int directory, const char *path, int flags, int is_own, int *num
         return 1;
     }
     /* Where CRIU means its own root directory it opens it without O_DIRECTORY (criu/sk-unix.c). */
-    if (is_equal(path, "/") && flags & O_DIRECTORY) {
+    if (!strcmp(path, "/") && flags & O_DIRECTORY) {
         *number = syscall(SYS_openat, tree.inside, ".", flags, 0);
         return 1;
     }
@@ -166,7 +139,7 @@ int open_inside(int directory, const char *path, int flags, int is_own, int *num
 }
 
 /* Refuse CRIU's own setns(2): its root directory would become that of the mounts that it enters. */
-__attribute__((visibility("default"))) int setns(int namespace, int kind)
+VISIBLE int setns(int namespace, int kind)
 {
     if (tree.is_entered && (kind ? kind : syscall(SYS_ioctl, namespace, NS_GET_NSTYPE, 0)) & CLONE_NEWNS) {
         errno = EPERM;

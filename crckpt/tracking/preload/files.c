@@ -1,12 +1,6 @@
 /* The files that CRIU opens and that the library watches, and what /proc tells of their processes. */
 #include "dump_library.h"
 
-#include <fcntl.h>
-#include <linux/magic.h>
-#include <sys/statfs.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 static struct file files[64];
 
 static int read_identity(int number, struct stat *status)
@@ -54,25 +48,14 @@ void forget_file(int number)
 
 int sibling(char into[4096], const char *path, const char *last, const char *name)
 {
-    char *end = into + 4096;
-    while (path < last && into < end)
-        *into++ = *path++;
-    while (into < end && (*into++ = *name))
-        name++;
-    return into < end;
-}
-
-int is_of_proc(int number)
-{
-    struct statfs there;
-    return number >= 0 && syscall(SYS_fstatfs, number, &there) == 0 && there.f_type == PROC_SUPER_MAGIC;
+    return snprintf(into, 4096, "%.*s%s", (int)(last - path), path, name) < 4096;
 }
 
 /* The PID is the first word of stat. */
 int pid_in(int directory, const char *stat)
 {
     char digit;
-    int pid = 0, number = syscall(SYS_openat, directory, stat, O_RDONLY | O_CLOEXEC, 0);
+    int pid = 0, number = open_to_read(directory, stat);
     while (syscall(SYS_read, number, &digit, 1) == 1 && digit >= '0' && digit <= '9')
         pid = 10 * pid + digit - '0';
     syscall(SYS_close, number);

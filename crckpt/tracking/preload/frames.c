@@ -19,12 +19,7 @@
  * The frames and maps of a tree are kept in a file while it is tracked, 8 bytes a page and 16 a map: what CRIU reads of
  * page maps in the freeze, before it resets the bits. After a failed dump the next one is full, and needs none.
  */
-#define _GNU_SOURCE
-#include "frames.h"
-
-#include "bytes.h"
-
-#include <fcntl.h>
+#include "dump_library.h"
 
 #define WHERE ((3ull << 62) | (ENTRY_SOFT_DIRTY - 1))
 
@@ -94,8 +89,7 @@ static void keep(uint64_t pid, uint64_t first, const uint64_t *entries, size_t c
     /* Not earlier: a shell that starts CRIU may have loaded the library, too. */
     if (!has_begun++)
         syscall(SYS_ftruncate, now, 0l);
-    if (!write_all(now, (const char *)&run, sizeof run) ||
-        !write_all(now, (const char *)entries, count * sizeof *entries)) {
+    if (!write_all(now, &run, sizeof run) || !write_all(now, entries, count * sizeof *entries)) {
         /* Later runs would be read as the rest of this one: keep none. */
         syscall(SYS_ftruncate, now, 0l);
         syscall(SYS_close, now);
@@ -103,31 +97,20 @@ static void keep(uint64_t pid, uint64_t first, const uint64_t *entries, size_t c
     }
 }
 
-static int append_map(struct bytes *maps, const struct map *map)
-{
-    return append(maps, (const char *)map, (const char *)(map + 1));
-}
-
-/* Read a list of maps, lines of START-END PERMISSIONS ..., if maps are compared. Closes it. */
+/* Read a list of maps, if maps are compared. Closes it. */
 static void read_maps(int list, struct bytes *maps)
 {
     static struct bytes text;
-    text.length = maps->length = 0;
-    if (list >= 0 && are_maps_compared && read_all(list, &text)) {
-        const char *end = text.at + text.length;
-        for (const char *line = text.at; line < end; line = next_line(line, end)) {
-            struct map map;
-            map.start = parse_hex(&line);
-            line++;
-            map.end = parse_hex(&line);
-            for (int bit = 0; bit < 4; bit++)
-                map.end |= (uint64_t)(line[1 + bit] != '-' && line[1 + bit] != 'p') << bit;
-            if (!append_map(maps, &map))
-                break;
-        }
+    struct line line;
+    const char *at = read_text(list, &text);
+    maps->length = 0;
+    while (at && are_maps_compared && next_map(&at, &line)) {
+        struct map map = {line.start, line.end};
+        for (int bit = 0; bit < 4; bit++)
+            map.end |= (uint64_t)(line.rights[bit] != '-' && line.rights[bit] != 'p') << bit;
+        if (!append(maps, &map, sizeof map))
+            break;
     }
-    if (list >= 0)
-        syscall(SYS_close, list);
 }
 
 void record_maps(int pid, int list)
@@ -142,7 +125,7 @@ static void add_common(const struct bytes *maps, const struct map *other, size_t
     const struct map *map = (const void *)maps->at, *end = map + maps->length / sizeof *map, *last = other + count;
     while (map < end && other < last)
         if (map->start == other->start && !((map->end ^ other->end) >> (borders ? PAGE_SHIFT : 0))) {
-            if (!append_map(into, map))
+            if (!append(into, map, sizeof *map))
                 return;
             map++, other++;
         } else if (map->start < other->start)
@@ -159,7 +142,7 @@ void keep_maps(int pid, int list, struct bytes *unchanged)
     unchanged->length = same.length = 0;
     read_maps(list, &here);
     if (!are_maps_compared) {
-        append_map(unchanged, &all);
+        append(unchanged, &all, sizeof all);
         return;
     }
     const struct bytes *maps = seen_of == pid ? &maps_seen : &here;

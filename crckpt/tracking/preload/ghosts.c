@@ -4,23 +4,7 @@
  * opens that, and removes both (criu/files-reg.c). Between these steps the file belongs to the user, who can replace it:
  * so change only the file that CRIU made, in a directory that is reached through no symlink. The same holds for sockets.
  */
-#define _GNU_SOURCE
-#include "links.h"
-#include "opens.h"
-#include "terminals.h"
-#include "trusted.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define VISIBLE __attribute__((visibility("default")))
-
-#undef open64
-#undef openat64
+#include "restore_library.h"
 
 struct identity {
     dev_t device;
@@ -44,7 +28,7 @@ void remember_made(int number)
     given = (struct identity){0}; /* a removed file's inode may be used again */
 }
 
-static int open_file(int directory, const char *path, int flags, mode_t mode)
+int open_file(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
     if (!(flags & O_CREAT) || !is_of_criu(last))
@@ -59,15 +43,6 @@ static int open_file(int directory, const char *path, int flags, mode_t mode)
         remember_made(number);
     return number;
 }
-
-OPEN(open)
-OPEN(open64)
-OPENAT(openat)
-OPENAT(openat64)
-CHECKED_OPEN(__open_2)
-CHECKED_OPEN(__open64_2)
-CHECKED_OPENAT(__openat_2)
-CHECKED_OPENAT(__openat64_2)
 
 /* A directory that CRIU made is empty. The user may have put another in its place, but can remove that if it is empty. */
 static int is_empty(int directory)
@@ -85,15 +60,12 @@ static int is_empty(int directory)
  */
 static int open_own(int directory, const char *path, struct stat *status)
 {
-    struct place place;
-    if (!find_place(directory, path, 0, &place))
-        return -1;
-    int number = syscall(SYS_openat, place.directory, place.last, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
-    if (close_and_return(place.directory, number) < 0)
+    int number = open_place(directory, path, 0, 0);
+    if (number < 0)
         return -1;
     if (!syscall(SYS_fstat, number, status) &&
         (S_ISDIR(status->st_mode) ? is_empty(number) : status->st_nlink == 1) &&
-        (S_ISSOCK(status->st_mode) || is_of_criu(place.last)) &&
+        (S_ISSOCK(status->st_mode) || is_of_criu(last_part(path))) &&
         (!(S_ISSOCK(status->st_mode) || S_ISREG(status->st_mode)) || is_same(status, &made)))
         return number;
     errno = EPERM;
@@ -112,22 +84,6 @@ VISIBLE int fchownat(int directory, const char *path, uid_t user, gid_t group, i
     return close_and_return(number, syscall(SYS_fchownat, number, "", user, group, AT_EMPTY_PATH));
 }
 
-/* chmod(2) and connect(2) take no descriptor that was opened with O_PATH. */
-const char *descriptor_path(int number, char name[32])
-{
-    char digits[16], *at = name;
-    int count = 0;
-    for (const char *begin = "/proc/self/fd/"; *begin;)
-        *at++ = *begin++;
-    do
-        digits[count++] = '0' + number % 10;
-    while (number /= 10);
-    while (count)
-        *at++ = digits[--count];
-    *at = 0;
-    return name;
-}
-
 VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
 {
     struct stat status;
@@ -141,7 +97,9 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
         errno = EPERM;
         return close_and_return(number, -1);
     }
-    return close_and_return(number, syscall(SYS_fchmodat, AT_FDCWD, descriptor_path(number, name), mode));
+    /* chmod(2) takes no descriptor that was opened with O_PATH. */
+    snprintf(name, sizeof name, "/proc/self/fd/%d", number);
+    return close_and_return(number, syscall(SYS_fchmodat, AT_FDCWD, name, mode));
 }
 
 /*
@@ -150,12 +108,9 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
  */
 VISIBLE int mkdirat(int directory, const char *path, mode_t mode)
 {
-    struct place place;
     const char *last = last_part(path);
-    if (directory == AT_FDCWD && !find_place(directory, path, 0, &place))
-        return -1;
     if (directory == AT_FDCWD)
-        return close_and_return(place.directory, syscall(SYS_mkdirat, place.directory, place.last, mode));
+        return IN_PLACE(directory, path, syscall(SYS_mkdirat, place.directory, place.last, mode));
     if (last == path)
         return syscall(SYS_mkdirat, directory, path, mode);
     int parent = open_parent(directory, path, last);

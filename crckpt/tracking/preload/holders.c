@@ -12,22 +12,10 @@
  * a zero. Then for each control group: PID, the number of words of its path, and the path of its cgroup.procs, with zeros at
  * its end; until a zero. crckpt writes it when it has read the images, which may be after CRIU has started.
  */
-#define _GNU_SOURCE
-#include "holders.h"
-#include "text.h"
+#include "restore_library.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#define VISIBLE __attribute__((visibility("default")))
 #define MOST_GROUPS 256
 #define OWN_NETWORK "/proc/thread-self/ns/net"
 
@@ -50,7 +38,7 @@ static struct rights before;
 __attribute__((constructor)) static void map_table(void)
 {
     struct stat status;
-    const char *path = variable("CRCKPT_HOLDERS=");
+    const char *path = variable("CRCKPT_HOLDERS");
     int number = *path ? syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC, 0) : -1;
     if (number < 0)
         return;
@@ -143,13 +131,10 @@ void become_builder(void)
 }
 
 /* Make the call as the holder, and as root if that is not allowed. */
-#define MAKE(...)                                       \
-    if (become_holder()) {                              \
-        long made = syscall(__VA_ARGS__);               \
-        become_builder();                               \
-        if (made >= 0 || (errno != EPERM && errno != EACCES)) \
-            return made;                                \
-    }                                                   \
+#define MAKE(...)                                                                \
+    long made;                                                                   \
+    if (AS_HOLDER(made, syscall(__VA_ARGS__)) && (made >= 0 || !is_forbidden())) \
+        return made;                                                             \
     return syscall(__VA_ARGS__);
 
 VISIBLE int socket(int family, int type, int protocol)

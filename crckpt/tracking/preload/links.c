@@ -4,36 +4,14 @@
  * symlink in between, and have CRIU link their file into any directory of root's on the same mount. The path comes from
  * the kernel, so no part of it is a symlink: walk it part by part, and follow none.
  */
-#define _GNU_SOURCE
-#include "links.h"
+#include "library.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define VISIBLE __attribute__((visibility("default")))
 #define LONGEST 256
 
 int is_of_criu(const char *name)
 {
-    if (starts_with(name, "link_remap."))
-        return 1;
-    for (const char *part = name; *part; part++)
-        if (starts_with(part, ".cr."))
-            for (const char *end = part; *end; end++)
-                if (starts_with(end, ".ghost") && !end[6])
-                    return 1;
-    return 0;
-}
-
-int close_and_return(int number, int result)
-{
-    int before = errno;
-    syscall(SYS_close, number);
-    errno = before;
-    return result;
+    const char *number = strstr(name, ".cr."), *end = strrchr(name, '.');
+    return starts_with(name, "link_remap.") || (number && number < end && !strcmp(end, ".ghost"));
 }
 
 /* Open the directory `part` of `directory`, which is closed; -1 and errno if it is a symlink or no directory. */
@@ -42,8 +20,7 @@ static int open_part(int directory, int is_first, const char *part, size_t lengt
     char name[LONGEST];
     int number = -1;
     if (length < LONGEST) {
-        for (size_t i = 0; i < length; i++)
-            name[i] = part[i];
+        memcpy(name, part, length);
         name[length] = 0;
         number = syscall(SYS_openat, directory, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     } else

@@ -3,19 +3,8 @@
  * process (pidfd_getfd), and keep it: it would fill root's disk, whatever its quota. So that code gets a pipe, and what it
  * says comes to the log before CRIU's next line. If the pipe is full, it is lost.
  */
-#define _GNU_SOURCE
-#include "logs.h"
-#include "peers.h"
+#include "dump_library.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stddef.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define VISIBLE __attribute__((visibility("default")))
 #define MOST (1 << 20)
 
 static int log_number = -1, own_log, ends[2];

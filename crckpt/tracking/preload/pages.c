@@ -1,11 +1,6 @@
 /* How CRIU takes pages out of a process: with fewer calls while the tree is frozen, and without pinning afterwards. */
 #include "dump_library.h"
 
-#include <fcntl.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 /* More than any pipe holds. */
 #define MOST (1ul << 30)
 
@@ -37,7 +32,7 @@ VISIBLE ssize_t splice(int from, off_t *from_place, int to, off_t *to_place, siz
         ahead.to = to;
         ahead.length = moved;
     }
-    size_t answered = length < ahead.length ? length : ahead.length;
+    size_t answered = MIN(length, ahead.length);
     ahead.length -= answered;
     return answered;
 }
@@ -46,19 +41,6 @@ void forget_moved(int number)
 {
     if (number == ahead.from || number == ahead.to)
         ahead.from = -1;
-}
-
-static int open_memory(int pid)
-{
-    char name[32] = "/proc/", digits[16], *at = name + 6;
-    int count = 0;
-    for (; pid; pid /= 10)
-        digits[count++] = '0' + pid % 10;
-    while (count)
-        *at++ = digits[--count];
-    for (const char *end = "/mem"; *end;)
-        *at++ = *end++;
-    return syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
 }
 
 /*
@@ -70,6 +52,7 @@ VISIBLE ssize_t process_vm_readv(pid_t pid, const struct iovec *into, unsigned l
                                  unsigned long runs, unsigned long flags)
 {
     static int memory = -1, of;
+    char name[32];
     size_t done = 0;
     if (tracker_is("soft-dirty") || !is_tracking())
         return syscall(SYS_process_vm_readv, pid, into, places, from, runs, flags);
@@ -79,7 +62,8 @@ VISIBLE ssize_t process_vm_readv(pid_t pid, const struct iovec *into, unsigned l
         if (memory >= 0)
             syscall(SYS_close, memory);
         of = pid;
-        memory = open_memory(pid);
+        snprintf(name, sizeof name, "/proc/%d/mem", pid);
+        memory = open_to_read(AT_FDCWD, name);
     }
     for (; runs && done < into->iov_len; runs--, from++) {
         size_t end = done + MIN(from->iov_len, into->iov_len - done);

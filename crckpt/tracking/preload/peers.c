@@ -4,19 +4,11 @@
  * one would get a descriptor of CRIU's log, and the process stay frozen until CRIU is ended. At a restore processes send
  * each other descriptors by `crtools-fd-...`. So take only what CRIU's own processes send.
  */
-#define _GNU_SOURCE
-#include "peers.h"
-#include "text.h"
+#include "library.h"
 
-#include <errno.h>
-#include <stddef.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#define VISIBLE __attribute__((visibility("default")))
 /* As many as a name may have waiting before CRIU's own: those of others are closed. */
 #define BACKLOG 4096
 /* Room for all descriptors that a message may have (SCM_MAX_FD, 253), and who sent it. */
@@ -28,10 +20,8 @@ int is_name_of_criu(const struct sockaddr *address, socklen_t length, const char
     const size_t start = offsetof(struct sockaddr_un, sun_path) + 1;
     if (length <= start || named->sun_family != AF_UNIX || named->sun_path[0])
         return 0;
-    size_t most = length - start, at = 0;
-    while (at < most && at < sizeof named->sun_path - 1 && kind[at] && kind[at] == named->sun_path[1 + at])
-        at++;
-    return !kind[at];
+    size_t wanted = strlen(kind);
+    return wanted <= MIN(length - start, sizeof named->sun_path - 1) && !memcmp(named->sun_path + 1, kind, wanted);
 }
 
 int has_name(int socket, const char *kind)
@@ -99,8 +89,7 @@ static void copy_descriptors(struct msghdr *into, const struct msghdr *from)
             into->msg_flags |= MSG_CTRUNC;
             break;
         }
-        for (size_t i = 0; i < size; i++)
-            ((volatile char *)into->msg_control)[used + i] = ((const char *)part)[i];
+        memcpy((char *)into->msg_control + used, part, size);
         used += padded <= room - used ? padded : size;
     }
     into->msg_controllen = used;

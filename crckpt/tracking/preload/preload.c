@@ -30,27 +30,13 @@
  * Without CRCKPT_TRACKER nothing is tracked: CRIU has this library only so that system calls are not interrupted.
  *
  * Every other request of CRIU is refused with a message on stderr, and so is every reset with another CRCKPT_TRACKER.
- * The library needs only syscall(2), sysconf(3), vsnprintf(3), errno and environ, of whatever libc CRIU is linked with.
+ * The library needs only syscall(2), sysconf(3), getenv(3), dprintf(3), vsnprintf(3), errno, environ and functions of
+ * <string.h>, of whatever libc CRIU is linked with.
  * Sources: linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #include "dump_library.h"
 
-#include "enter.h"
-#include "frames.h"
-#include "links.h"
-#include "logs.h"
-#include "opens.h"
-#include "smaps.h"
-#include "terminals.h"
-
-#include <fcntl.h>
-#include <stdarg.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* With musl these are other names of the same functions; CRIU may use either. */
-#undef open64
-#undef openat64
+/* With musl this is another name of the same function; CRIU may use either. */
 #undef pread64
 
 /*
@@ -83,8 +69,8 @@ static int open_smaps(int directory)
         return number;
     int pid = pid_in(directory, "stat");
     if (are_frames_wanted())
-        record_maps(pid, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0));
-    return open_short_smaps(number, syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC, 0), pid);
+        record_maps(pid, open_to_read(directory, "maps"));
+    return open_short_smaps(number, directory, pid);
 }
 
 /* Open the page map of a process. CRIU gets its bits unchanged only where nothing is known of it, as in a self-test. */
@@ -98,9 +84,9 @@ static int open_pagemap(int number, int directory, const char *path, const char 
     struct file *file = number >= 0 ? find_file(number) : NULL;
     int has_name = file && sibling(name, path, last, "maps");
     if (has_name && is_passed)
-        keep_maps(file->pid, syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0), &file->unchanged);
+        keep_maps(file->pid, open_to_read(directory, name), &file->unchanged);
     if (has_name && file->pid > 0)
-        find_vdso(syscall(SYS_openat, directory, name, O_RDONLY | O_CLOEXEC, 0), &file->vdso);
+        find_vdso(open_to_read(directory, name), &file->vdso);
     return number;
 }
 
@@ -116,12 +102,12 @@ static void prepare_once(void)
         if (!starts_with(*one, "LD_PRELOAD="))
             *kept++ = *one;
     *kept = NULL;
-    prepare_to_enter(variable("CRCKPT_ENTER="));
-    prepare_for_smaps(variable("CRCKPT_MAP_FLAGS="));
-    prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES=") : "", !*variable("CRCKPT_JOINED_ARE_DIRTY="));
+    prepare_to_enter(variable("CRCKPT_ENTER"));
+    prepare_for_smaps(variable("CRCKPT_MAP_FLAGS"));
+    prepare_frames(tracker_is("soft-dirty") ? variable("CRCKPT_FRAMES") : "", !*variable("CRCKPT_JOINED_ARE_DIRTY"));
 }
 
-static int open_file(int directory, const char *path, int flags, mode_t mode)
+int open_file(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
     int inside;
@@ -134,14 +120,14 @@ static int open_file(int directory, const char *path, int flags, mode_t mode)
         errno = flags & O_CREAT ? EEXIST : ENOENT;
         return -1;
     }
-    if (is_equal(last, "clear_refs"))
+    if (!strcmp(last, "clear_refs"))
         return open_clear_refs(directory, path, last, flags);
-    if (is_equal(path, "smaps") && directory != AT_FDCWD && flags == O_RDONLY)
+    if (!strcmp(path, "smaps") && directory != AT_FDCWD && flags == O_RDONLY)
         return open_smaps(directory);
     int number = syscall(SYS_openat, directory, path, flags, mode);
     if (starts_with(last, "pages-") && flags & O_CREAT)
         return watch_file(number, PAGES, 0);
-    return is_equal(last, "pagemap") ? open_pagemap(number, directory, path, last) : number;
+    return !strcmp(last, "pagemap") ? open_pagemap(number, directory, path, last) : number;
 }
 
 /* Mark entries that were read of a page map at this place. */
@@ -161,26 +147,14 @@ static ssize_t mark_dirty(int number, uint64_t *entries, ssize_t length, off_t p
     return length;
 }
 
-#define PREAD(name, ...)                                                                 \
-    VISIBLE ssize_t name(int number, void *into, size_t length, off_t place __VA_ARGS__) \
-    {                                                                                    \
-        ssize_t found = syscall(SYS_pread64, number, into, length, place);               \
-        return mark_dirty(number, into, found, place);                                   \
-    }
-#define ROOM , size_t room __attribute__((unused))
-
-CHECKED_OPEN(__open_2)
-CHECKED_OPEN(__open64_2)
-CHECKED_OPENAT(__openat_2)
-CHECKED_OPENAT(__openat64_2)
-OPEN(open)
-OPEN(open64)
-OPENAT(openat)
-OPENAT(openat64)
-PREAD(pread)
-PREAD(pread64)
-PREAD(__pread_chk, ROOM)
-PREAD(__pread64_chk, ROOM)
+VISIBLE ssize_t pread(int number, void *into, size_t length, off_t place)
+{
+    ssize_t found = syscall(SYS_pread64, number, into, length, place);
+    return mark_dirty(number, into, found, place);
+}
+ALIAS(pread64, pread);
+ALIAS(__pread_chk, pread);
+ALIAS(__pread64_chk, pread);
 
 VISIBLE ssize_t read(int number, void *into, size_t length)
 {
@@ -190,11 +164,7 @@ VISIBLE ssize_t read(int number, void *into, size_t length)
         return found;
     return mark_dirty(number, into, found, syscall(SYS_lseek, number, 0l, SEEK_CUR) - found);
 }
-
-VISIBLE ssize_t __read_chk(int number, void *into, size_t length, size_t room __attribute__((unused)))
-{
-    return read(number, into, length);
-}
+ALIAS(__read_chk, read);
 
 VISIBLE ssize_t write(int number, const void *from, size_t length)
 {

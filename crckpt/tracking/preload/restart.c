@@ -24,17 +24,10 @@
  * that returns EINTR has lost its first argument there, and is left as it is.
  */
 #ifdef __x86_64__
-#define _GNU_SOURCE
-#include "bytes.h"
 #include "calls.h"
 
 #include <elf.h>
-#include <fcntl.h>
 #include <linux/ptrace.h>
-#include <stdarg.h>
-#include <sys/uio.h>
-
-#define VISIBLE __attribute__((visibility("default")))
 
 #define RESTART_SYSCALL 219
 #define RESTART_SYSCALL_32 0
@@ -47,79 +40,54 @@
 #define MOST_CLOCKS 4096
 /* Bytes of both `syscall` and `int $0x80`. */
 #define INSTRUCTION 2
-#define MOST_TASKS (1 << 22)
 #define GET_RSEQ 0x420f /* of Linux 5.13 (linux/ptrace.h) */
 
-/* A thread whose call ends otherwise than CRIU is told, or would have it; `next` has the same hash. */
-struct kept {
+/* What is known of a thread; `next` has the same hash. */
+struct thread {
     int tid, next;
+    /* The call that restart_syscall(2) continues in it, or -1. */
+    int restarted;
+    int is_looked_at;
+    /* Its call ends otherwise than CRIU is told, or would have it. */
+    int is_kept;
     struct call found;
     long told, put_back;
 };
-static struct bytes all_kept;
-
-/* A thread in restart_syscall(2), and the call that this continues. */
-struct restarted {
-    int tid, number;
-};
-static struct bytes all_restarted;
-static int first_kept[1 << 12];
-static uint8_t is_looked_at[MOST_TASKS / 8];
+static struct bytes threads;
+static int first_thread[1 << 12];
 
 static long ask(long request, int tid, const void *address, void *data)
 {
     return syscall(SYS_ptrace, request, (long)tid, address, data);
 }
 
-static int was_looked_at(int tid)
+/* NULL: there is no memory for another one. It may move when the next one is asked for. */
+static struct thread *find_thread(int tid)
 {
-    return tid < 0 || tid >= MOST_TASKS || is_looked_at[tid / 8] >> tid % 8 & 1;
-}
-
-static struct kept *kept_of(int tid)
-{
-    int place = first_kept[tid % (sizeof first_kept / sizeof *first_kept)];
-    for (struct kept *kept; place; place = kept->next) {
-        kept = (struct kept *)all_kept.at + place - 1;
-        if (kept->tid == tid)
-            return kept;
+    int *first = &first_thread[(unsigned)tid % (sizeof first_thread / sizeof *first_thread)];
+    const struct thread made = {.tid = tid, .next = *first, .restarted = -1};
+    for (int place = *first; place;) {
+        struct thread *thread = (struct thread *)threads.at + place - 1;
+        if (thread->tid == tid)
+            return thread;
+        place = thread->next;
     }
-    return NULL;
+    if (!append(&threads, &made, sizeof made))
+        return NULL;
+    *first = threads.length / sizeof made;
+    return (struct thread *)threads.at + *first - 1;
 }
 
-static void keep(int tid, const struct call *found, long told, long put_back)
-{
-    int *first = &first_kept[tid % (sizeof first_kept / sizeof *first_kept)];
-    struct kept kept = {tid, *first, *found, told, put_back};
-    if (append(&all_kept, (const char *)&kept, (const char *)(&kept + 1)))
-        *first = all_kept.length / sizeof kept;
-}
-
-/* The text of a thread's file in /proc, ended with a zero; empty if it cannot be read. */
+/* The text of a thread's file in /proc; empty if it cannot be read. */
 static const char *text_of(int tid, const char *name)
 {
     static struct bytes text;
     char path[64];
-    int before = errno, file = syscall(SYS_openat, AT_FDCWD, proc_path(path, tid, name, -1), O_RDONLY | O_CLOEXEC, 0);
-    text.length = 0;
-    if (file >= 0 && !read_all(file, &text))
-        text.length = 0;
-    if (file >= 0)
-        syscall(SYS_close, file);
+    int before = errno;
+    snprintf(path, sizeof path, "/proc/%d/%s", tid, name);
+    const char *found = read_text(open_to_read(AT_FDCWD, path), &text);
     errno = before;
-    return append(&text, "", "" + 1) ? text.at : "";
-}
-
-static int has(const char *text, const char *wanted)
-{
-    for (; *text; text++) {
-        const char *at = text, *with = wanted;
-        while (*with && *at == *with)
-            at++, with++;
-        if (!*with)
-            return 1;
-    }
-    return 0;
+    return found ? found : "";
 }
 
 /*
@@ -129,54 +97,44 @@ static int has(const char *text, const char *wanted)
  */
 static void note_restarted(int tid)
 {
-    struct restarted found = {tid, -1};
-    const char *text = text_of(tid, "/syscall");
-    int is_compat = text[0] == '0' && text[1] == ' ';
-    if (!is_compat && !(text[0] == '2' && text[1] == '1' && text[2] == '9' && text[3] == ' '))
+    struct thread *thread = find_thread(tid);
+    const char *text = text_of(tid, "syscall");
+    int is_compat = starts_with(text, "0 0x");
+    if (!thread)
+        return;
+    thread->restarted = -1;
+    if (!is_compat && !starts_with(text, "219 0x"))
         return;
     text += is_compat ? 4 : 6;
     uint64_t first = parse_hex(&text);
-    const char *stack = text_of(tid, "/stack");
-    if (has(stack, "poll"))
-        found.number = is_compat ? POLL_32 : POLL;
-    else if (!is_compat && has(stack, "futex"))
-        found.number = FUTEX;
+    const char *stack = text_of(tid, "stack");
+    if (strstr(stack, "poll"))
+        thread->restarted = is_compat ? POLL_32 : POLL;
+    else if (!is_compat && strstr(stack, "futex"))
+        thread->restarted = FUTEX;
     else if (!is_compat && *stack && first < MOST_CLOCKS)
-        found.number = CLOCK_NANOSLEEP;
+        thread->restarted = CLOCK_NANOSLEEP;
     else if (!is_compat && *stack && first >> 31 != 1 && first >> 31 != ~0ull >> 31)
-        found.number = NANOSLEEP;
-    if (found.number >= 0)
-        append(&all_restarted, (const char *)&found, (const char *)(&found + 1));
+        thread->restarted = NANOSLEEP;
 }
 
 /* Replace restart_syscall(2) by the call that it continues, if that is known. */
-static void recognise(int tid, struct call *call)
+static void recognise(const struct thread *thread, struct call *call)
 {
-    if (call->result != -ERESTART_RESTARTBLOCK || call->number != (call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL))
-        return;
-    for (size_t i = all_restarted.length / sizeof(struct restarted); i--;) {
-        const struct restarted *one = (struct restarted *)all_restarted.at + i;
-        if (one->tid == tid && (one->number == POLL_32) == call->is_compat) {
-            call->number = one->number;
-            return;
-        }
-    }
+    if (call->result == -ERESTART_RESTARTBLOCK && thread->restarted >= 0 &&
+        call->number == (call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL) &&
+        (thread->restarted == POLL_32) == call->is_compat)
+        call->number = thread->restarted;
 }
 
-/* The set of signals after `name` at the start of a line; all signals if it is not there. */
-static uint64_t signals(const char *status, const char *name)
+/* The set of signals after the beginning of a line; all signals if it is not there. */
+static uint64_t signals(const char *status, const char *line)
 {
-    for (const char *line = status; *line; line++) {
-        const char *at = line, *wanted = name;
-        while (*wanted && *at == *wanted)
-            at++, wanted++;
-        if (!*wanted && (line == status || line[-1] == '\n')) {
-            while (*at == ' ' || *at == '\t')
-                at++;
-            return parse_hex(&at);
-        }
-    }
-    return ~0ull;
+    const char *at = strstr(status, line);
+    if (!at)
+        return ~0ull;
+    at += strlen(line);
+    return parse_hex(&at);
 }
 
 /*
@@ -191,8 +149,9 @@ static int is_handler_due(int tid)
         return 0;
     if (ask(PTRACE_GETSIGMASK, tid, (void *)sizeof blocked, &blocked) != 0)
         return 1;
-    const char *status = text_of(tid, "/status");
-    return ((signals(status, "SigPnd:") | signals(status, "ShdPnd:")) & ~blocked & signals(status, "SigCgt:")) != 0;
+    const char *status = text_of(tid, "status");
+    uint64_t pending = signals(status, "\nSigPnd:\t") | signals(status, "\nShdPnd:\t");
+    return (pending & ~blocked & signals(status, "\nSigCgt:\t")) != 0;
 }
 
 /* How the call must end when the tree runs on; unchanged if the kernel's result is right. */
@@ -234,27 +193,29 @@ static void leave_sequence(int tid, struct iovec *where, struct call *call)
 }
 
 /* Record the call of a thread that is still untouched, and set what CRIU is to save. */
-static void look(int tid, struct iovec *where)
+static void look(struct thread *thread, struct iovec *where)
 {
     struct call call;
+    int tid = thread->tid;
     if (!read_call(where, &call))
         return;
-    is_looked_at[tid / 8] |= 1 << tid % 8;
+    thread->is_looked_at = 1;
     leave_sequence(tid, where, &call);
     if (!is_interrupted(&call))
         return;
-    recognise(tid, &call);
-    long put_back = end_of(tid, &call), told = put_back;
+    recognise(thread, &call);
+    long put_back = end_of(tid, &call);
     if (put_back == -EINTR)
         return;
-    if (put_back == -ERESTARTNOHAND && is_handler_due(tid))
-        told = -EINTR;
-    keep(tid, &call, told, put_back);
-    write_call(where, &call, call.ip, told);
+    thread->is_kept = 1;
+    thread->found = call;
+    thread->put_back = put_back;
+    thread->told = put_back == -ERESTARTNOHAND && is_handler_due(tid) ? -EINTR : put_back;
+    write_call(where, &call, call.ip, thread->told);
 }
 
 /* Whether this is what CRIU was told, or what it made of that: it moves a thread back before a call to be made again. */
-static int is_as_kept(const struct kept *kept, const struct call *call)
+static int is_as_kept(const struct thread *kept, const struct call *call)
 {
     if (call->number != kept->found.number || call->sp != kept->found.sp || call->is_compat != kept->found.is_compat)
         return 0;
@@ -263,29 +224,28 @@ static int is_as_kept(const struct kept *kept, const struct call *call)
     return call->ip == kept->found.ip - INSTRUCTION && call->result == kept->found.number;
 }
 
-static long put_back(int tid, const struct kept *kept, const struct iovec *where)
+static long put_back(const struct thread *kept, const struct iovec *where)
 {
     struct registers copy;
     struct iovec ours = {&copy, where->iov_len};
     struct call call;
     if (!read_call(where, &call) || !is_as_kept(kept, &call))
-        return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, (void *)where);
-    for (size_t i = 0; i < where->iov_len; i++)
-        ((char *)&copy)[i] = ((const char *)where->iov_base)[i];
+        return ask(PTRACE_SETREGSET, kept->tid, (void *)NT_PRSTATUS, (void *)where);
+    memcpy(&copy, where->iov_base, where->iov_len);
     write_call(&ours, &call, kept->found.ip, kept->put_back);
-    return ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &ours);
+    return ask(PTRACE_SETREGSET, kept->tid, (void *)NT_PRSTATUS, &ours);
 }
 
 /* Set how the call ends in a thread whose registers CRIU did not set. A thread that runs has none to read. */
-static void let_call_go_on(int tid)
+static void let_call_go_on(const struct thread *thread)
 {
     struct registers registers;
     struct iovec where = {&registers, sizeof registers};
     struct call call;
-    int before = errno;
+    int before = errno, tid = thread->tid;
     if (ask(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && read_call(&where, &call) &&
         is_interrupted(&call)) {
-        recognise(tid, &call);
+        recognise(thread, &call);
         long end = end_of(tid, &call);
         if (end != call.result) {
             write_call(&where, &call, call.ip, end);
@@ -293,14 +253,6 @@ static void let_call_go_on(int tid)
         }
     }
     errno = before;
-}
-
-static void forget(int tid)
-{
-    struct kept *kept = kept_of(tid);
-    if (kept)
-        kept->tid = 0;
-    is_looked_at[tid / 8] &= ~(1 << tid % 8);
 }
 
 VISIBLE long ptrace(int request, ...)
@@ -311,8 +263,8 @@ VISIBLE long ptrace(int request, ...)
     int tid = va_arg(more, int);
     void *address = va_arg(more, void *), *data = va_arg(more, void *);
     va_end(more);
-    int is_of_registers = (long)address == NT_PRSTATUS && tid > 0 && tid < MOST_TASKS;
-    struct kept *kept;
+    int is_of_registers = (long)address == NT_PRSTATUS && tid > 0;
+    struct thread *thread;
     switch (request) {
     case PTRACE_PEEKTEXT:
     case PTRACE_PEEKDATA:
@@ -324,24 +276,22 @@ VISIBLE long ptrace(int request, ...)
         return result < 0 ? result : peeked;
     case PTRACE_SEIZE:
         note_restarted(tid);
-        return ask(request, tid, address, data);
+        break;
     case PTRACE_GETREGSET:
         result = ask(request, tid, address, data);
-        if (result == 0 && is_of_registers && !was_looked_at(tid))
-            look(tid, data);
+        if (result == 0 && is_of_registers && (thread = find_thread(tid)) && !thread->is_looked_at)
+            look(thread, data);
         return result;
     case PTRACE_SETREGSET:
-        if (is_of_registers && (kept = kept_of(tid)))
-            return put_back(tid, kept, data);
-        return ask(request, tid, address, data);
+        if (is_of_registers && (thread = find_thread(tid)) && thread->is_kept)
+            return put_back(thread, data);
+        break;
     case PTRACE_DETACH:
-        if (tid > 0 && tid < MOST_TASKS) {
-            let_call_go_on(tid);
-            forget(tid);
+        if (tid > 0 && (thread = find_thread(tid))) {
+            let_call_go_on(thread);
+            thread->tid = 0; /* forgotten */
         }
-        return ask(request, tid, address, data);
-    default:
-        return ask(request, tid, address, data);
     }
+    return ask(request, tid, address, data);
 }
 #endif

@@ -4,11 +4,6 @@
  */
 #include "dump_library.h"
 
-#include "frames.h"
-
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #define OURS (WPALLOWED | WRITTEN | SOFT_DIRTY)
 /* The kernel reports at most so many regions in one call. */
 #define AT_ONCE 4096
@@ -67,7 +62,7 @@ static int walk_registered(int number, uint64_t flags, uint64_t wanted, struct b
         /* Some kernels stop at a huge page of 1 GiB (pagemap_scan_hugetlb_entry). */
         uint64_t reached = end_of(&scan, regions, found);
         if (reached <= scan.start) {
-            say("crckpt's preload: the kernel does not get on with its scan\n");
+            dprintf(2, "crckpt's preload: the kernel does not get on with its scan\n");
             errno = EIO;
             return 0;
         }
@@ -103,7 +98,7 @@ static const struct bytes *registered_regions(int number, uint64_t wanted)
         return &before->regions;
     one.pid = file->pid;
     if (!pass_gate() || !walk_registered(number, WP_MATCHING, wanted, &one.regions) || !lay_over(&one.regions, &file->vdso) ||
-        !append(&snapshots, (const char *)&one, (const char *)(&one + 1)))
+        !append(&snapshots, &one, sizeof one))
         return NULL;
     return &find_snapshot(one.pid)->regions;
 }
@@ -118,7 +113,7 @@ static long report_regions(struct scan *asked, uint64_t end, long others, const 
     static struct bytes copy;
     struct region *into = (struct region *)(uintptr_t)asked->vec, *full = into + asked->vec_len;
     copy.length = 0;
-    if (!append(&copy, (const char *)into, (const char *)(into + others)))
+    if (!append(&copy, into, others * sizeof *into))
         return -1;
     const struct region *other = (const void *)copy.at, *last_other = other + others;
     const struct region *one = (const void *)kept->at, *last = one + kept->length / sizeof *one;
@@ -182,7 +177,7 @@ long scan_soft_dirty(int number, struct scan *asked)
         return found;
     for (long i = 0; i < found; i++, region++)
         for (uint64_t page = region->start / size, end = region->end / size, count; page < end; page += count) {
-            count = end - page < sizeof entries / sizeof *entries ? end - page : sizeof entries / sizeof *entries;
+            count = MIN(end - page, sizeof entries / sizeof *entries);
             long length = count * sizeof *entries;
             if (syscall(SYS_pread64, number, entries, length, page * sizeof *entries) != length ||
                 mark_moved(file->pid, &file->unchanged, page, entries, count))

@@ -7,16 +7,8 @@
  * What CRIU runs in a process writes its ids into memory that both share, then sends a message
  * (criu/pie/parasite.c, dump_misc): 64 bits of the program break, then PID, session, group and umask of 32 bits each.
  */
-#define _GNU_SOURCE
-#include "bytes.h"
-#include "text.h"
+#include "library.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define VISIBLE __attribute__((visibility("default")))
 #define LEADER 1
 #define MOST_UMASK 0777
 
@@ -32,23 +24,13 @@ static void name_session(uint32_t *from, const uint32_t *to, uint32_t pid, uint3
 
 static void name_session_of(int pid)
 {
-    struct bytes maps = {0};
+    static struct bytes maps;
+    struct line map;
     long group = syscall(SYS_getpgid, pid);
-    int number = syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
-    if (group >= 0 && read_all(number, &maps)) {
-        const char *end = maps.at + maps.length;
-        for (const char *line = maps.at; line < end; line = next_line(line, end)) {
-            const char *at = line, *name = line;
-            uint64_t from = parse_hex(&at);
-            uint64_t to = (at++, parse_hex(&at));
-            while (name < end && *name != '/' && *name != '\n')
-                name++;
-            if (end - name > (long)sizeof shared && starts_with(name, shared) && at[1] == 'r' && at[2] == 'w')
-                name_session((uint32_t *)from, (const uint32_t *)to, pid, group);
-        }
-    }
-    syscall(SYS_close, number);
-    release(&maps);
+    int number = open_to_read(AT_FDCWD, "/proc/self/maps");
+    for (const char *at = read_text(number, &maps); at && group >= 0 && next_map(&at, &map);)
+        if (starts_with(map.name, shared) && map.rights[0] == 'r' && map.rights[1] == 'w')
+            name_session((uint32_t *)map.start, (const uint32_t *)map.end, pid, group);
 }
 
 VISIBLE ssize_t recv(int socket, void *into, size_t length, int flags)

@@ -8,18 +8,9 @@
  *
  * Sources: linux/bpf.h, linux/btf.h; fs/proc/task_mmu.c, kernel/bpf/task_iter.c of Linux 6.18.
  */
-#define _GNU_SOURCE
-#include "smaps.h"
+#include "dump_library.h"
 
-#include "bytes.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <stdint.h>
 #include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* linux/bpf.h; the headers of a machine may be older than its kernel. */
 #define PROG_LOAD 5
@@ -72,13 +63,6 @@ struct btf {
 static const char *table_path;
 static int program = -1;
 
-static int is_named(const char *name, const char *wanted)
-{
-    while (*name && *name == *wanted)
-        name++, wanted++;
-    return *name == *wanted;
-}
-
 static int kind_of(const struct btf_type *type)
 {
     return type->info >> 24 & 31;
@@ -123,7 +107,7 @@ static int place_of(const struct btf *btf, uint32_t number, const char *name)
     const struct btf_member *member = (const void *)(type + 1);
     for (size_t i = 0; i < (type->info & 0xffff); i++, member++) {
         int place = (type->info >> 31 ? member->place & 0xffffff : member->place) / 8;
-        if (is_named(btf->names + member->name, name))
+        if (!strcmp(btf->names + member->name, name))
             return place;
         int within = btf->names[member->name] ? -1 : place_of(btf, member->type, name);
         if (within >= 0)
@@ -197,13 +181,13 @@ static int load_iterator(struct btf *btf, const struct bytes *kernel)
         const char *name = btf->names + type->name;
         if (!number++) /* what is of no type */
             btf->places.length = sizeof place;
-        if (!append(&btf->places, (const char *)&place, (const char *)(&place + 1)) || kind_of(type) > ENUM64)
+        if (!append(&btf->places, &place, sizeof place) || kind_of(type) > ENUM64)
             return -1;
-        if (kind_of(type) == FUNC && is_named(name, "bpf_iter_task_vma"))
+        if (kind_of(type) == FUNC && !strcmp(name, "bpf_iter_task_vma"))
             function = number;
-        if (kind_of(type) == STRUCT && is_named(name, "vm_area_struct"))
+        if (kind_of(type) == STRUCT && !strcmp(name, "vm_area_struct"))
             vma = number;
-        if (kind_of(type) == UNION && is_named(name, "bpf_iter_link_info"))
+        if (kind_of(type) == UNION && !strcmp(name, "bpf_iter_link_info"))
             chosen = number;
     }
     /* A kernel that cannot limit it to one process would list the maps of all. */
@@ -218,7 +202,7 @@ void prepare_for_smaps(const char *table)
 {
     struct bytes kernel = {0};
     struct btf btf = {0};
-    int number = *table ? syscall(SYS_openat, AT_FDCWD, "/sys/kernel/btf/vmlinux", O_RDONLY | O_CLOEXEC, 0) : -1;
+    int number = *table ? open_to_read(AT_FDCWD, "/sys/kernel/btf/vmlinux") : -1;
     if (number < 0)
         return;
     table_path = table;
@@ -278,11 +262,11 @@ static int is_map(const char *line)
 /* The flags of the map in this line of maps, after those of the lines before; 0 if the two lists differ. */
 static uint64_t flags_of(const char *line, const struct bytes *vmas, size_t *next)
 {
-    uint64_t start = parse_hex(&line);
-    if (*line++ != '-' || start & OF_THE_KERNEL)
-        return start & OF_THE_KERNEL ? NONE_TOLD : 0;
+    struct line map = {0};
     const struct vma *vma = (const void *)(vmas->at + *next);
-    if (*next == vmas->length || vma->start != start || vma->end != parse_hex(&line))
+    if (next_map(&line, &map) && map.start & OF_THE_KERNEL)
+        return NONE_TOLD;
+    if (*next == vmas->length || vma->start != map.start || vma->end != map.end)
         return 0;
     *next += sizeof *vma;
     return vma->flags;
@@ -300,17 +284,16 @@ static const char *words_of(uint64_t flags, const struct bytes *table)
 /* Make smaps. Whether the table has words for all flags. */
 static int make_smaps(const struct bytes *maps, const struct bytes *vmas, const struct bytes *table, struct bytes *smaps)
 {
-    static const char begins[] = VMFLAGS;
-    const char *end = maps->at + maps->length, *words = NULL;
+    const char *words = NULL;
     uint64_t flags, before = 0;
     size_t next = 0;
-    for (const char *line = maps->at, *after; line < end; line = after) {
-        after = next_line(line, end);
+    for (const char *line = maps->at, *after; *line; line = after) {
+        after = next_line(line);
         flags = flags_of(line, vmas, &next);
         words = flags && flags == before ? words : words_of(flags, table);
         before = flags;
-        if (!flags || !words || !append(smaps, line, after) || !append(smaps, begins, begins + sizeof begins - 1) ||
-            !append(smaps, words, next_line(words, words + sizeof(((struct meaning *)0)->words))))
+        if (!flags || !words || !append(smaps, line, after - line) || !append(smaps, VMFLAGS, strlen(VMFLAGS)) ||
+            !append(smaps, words, strlen(words)))
             return 0;
     }
     return next == vmas->length;
@@ -319,27 +302,21 @@ static int make_smaps(const struct bytes *maps, const struct bytes *vmas, const 
 /* Append to the table the words of flags that it lacks, under a lock, so that each entry is complete and unique. */
 static void learn(const struct bytes *smaps, const struct bytes *vmas, struct bytes *table, int known)
 {
-    static const char begins[] = VMFLAGS;
-    const char *end = smaps->at + smaps->length;
     uint64_t flags = 0;
     size_t next = 0, before = table->length;
     if (before >= MOST * sizeof(struct meaning) || syscall(SYS_flock, known, LOCK_EX | LOCK_NB) != 0 ||
         syscall(SYS_lseek, known, 0l, SEEK_END) != (long)before)
         return;
-    for (const char *line = smaps->at, *after; line < end; line = after) {
-        after = next_line(line, end);
+    for (const char *line = smaps->at, *after; *line; line = after) {
+        after = next_line(line);
         if (is_map(line) && !(flags = flags_of(line, vmas, &next)))
             return;
-        size_t same = 0;
-        while (same < sizeof begins - 1 && line + same < after && line[same] == begins[same])
-            same++;
         struct meaning found = {.flags = flags};
-        const char *words = line + same;
-        if (same != sizeof begins - 1 || !flags || after - words > (long)sizeof found.words || words_of(flags, table))
+        const char *words = line + strlen(VMFLAGS);
+        if (!flags || !starts_with(line, VMFLAGS) || after - words >= (long)sizeof found.words || words_of(flags, table))
             continue;
-        for (long i = 0; i < after - words; i++)
-            found.words[i] = words[i];
-        if (!append(table, (const char *)&found, (const char *)(&found + 1)))
+        memcpy(found.words, words, after - words);
+        if (!append(table, &found, sizeof found))
             return;
     }
     if (next == vmas->length && !write_all(known, table->at + before, table->length - before))
@@ -349,19 +326,18 @@ static void learn(const struct bytes *smaps, const struct bytes *vmas, struct by
 static int make_file(const struct bytes *text)
 {
     int number = syscall(SYS_memfd_create, "smaps", MFD_CLOEXEC);
-    if (number >= 0 && (!write_all(number, text->at, text->length) || syscall(SYS_lseek, number, 0l, SEEK_SET) != 0)) {
-        syscall(SYS_close, number);
-        return -1;
-    }
+    if (number >= 0 && (!write_all(number, text->at, text->length) || syscall(SYS_lseek, number, 0l, SEEK_SET) != 0))
+        return close_and_return(number, -1);
     return number;
 }
 
-int open_short_smaps(int smaps, int maps, int pid)
+int open_short_smaps(int smaps, int directory, int pid)
 {
-    struct bytes vmas = {0}, listed = {0}, table = {0}, text = {0};
+    static struct bytes vmas, listed, table, text;
     int number = -1;
     int known = program < 0 ? -1 : syscall(SYS_openat, AT_FDCWD, table_path, O_RDWR | O_APPEND | O_CLOEXEC, 0);
-    if (pid > 0 && maps >= 0 && known >= 0 && read_all(known, &table) && read_all(maps, &listed) &&
+    vmas.length = table.length = text.length = 0;
+    if (pid > 0 && known >= 0 && read_all(known, &table) && read_text(open_to_read(directory, "maps"), &listed) &&
         table.length % sizeof(struct meaning) == 0 && list_maps(pid, &vmas)) {
         if (make_smaps(&listed, &vmas, &table, &text))
             number = make_file(&text);
@@ -375,16 +351,7 @@ int open_short_smaps(int smaps, int maps, int pid)
                 syscall(SYS_lseek, smaps, 0l, SEEK_SET);
         }
     }
-    release(&text);
-    release(&table);
-    release(&listed);
-    release(&vmas);
     if (known >= 0)
         syscall(SYS_close, known);
-    if (maps >= 0)
-        syscall(SYS_close, maps);
-    if (number < 0)
-        return smaps;
-    syscall(SYS_close, smaps);
-    return number;
+    return number < 0 ? smaps : (int)close_and_return(smaps, number);
 }

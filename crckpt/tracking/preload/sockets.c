@@ -5,25 +5,11 @@
  * socket must get the program's name: they are made with the rights of the user who could replace a part of the path.
  * CRIU removes old sockets before it makes the processes: here the process does it that binds, with its own rights.
  */
-#define _GNU_SOURCE
-#include "holders.h"
-#include "links.h"
-#include "peers.h"
-#include "trusted.h"
+#include "restore_library.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/magic.h>
-#include <stddef.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <sys/vfs.h>
-#include <unistd.h>
 
-#define VISIBLE __attribute__((visibility("default")))
 /* linux/un.h: open the file that the socket has bound. */
 #define SIOCUNIXFILE 0x89E0
 
@@ -31,15 +17,11 @@
 static int has_path(const struct sockaddr *address, socklen_t length, char path[sizeof(struct sockaddr_un)])
 {
     const struct sockaddr_un *named = (const void *)address;
-    size_t most = length > offsetof(struct sockaddr_un, sun_path) ? length - offsetof(struct sockaddr_un, sun_path) : 0;
-    size_t count = 0;
-    if (!most || most > sizeof named->sun_path || named->sun_family != AF_UNIX || !named->sun_path[0])
+    const size_t start = offsetof(struct sockaddr_un, sun_path), most = length - start;
+    if (length <= start || most > sizeof named->sun_path || named->sun_family != AF_UNIX || !*named->sun_path)
         return 0;
-    while (count < most && named->sun_path[count]) {
-        path[count] = named->sun_path[count];
-        count++;
-    }
-    path[count] = 0;
+    memcpy(path, named->sun_path, most);
+    path[most] = 0;
     return 1;
 }
 
@@ -64,12 +46,10 @@ static int unlink_socket(const struct place *place)
         errno = EPERM;
         return -1;
     }
-    if (become_holder()) {
-        int result = syscall(SYS_unlinkat, place->directory, place->last, 0l);
-        become_builder();
-        if (!result || (errno != EACCES && errno != EPERM) || !place->is_roots)
-            return result;
-    }
+    int result;
+    if (AS_HOLDER(result, syscall(SYS_unlinkat, place->directory, place->last, 0l)) &&
+        (!result || !is_forbidden() || !place->is_roots))
+        return result;
     return call_as(place->user, SYS_unlinkat, place->directory, place->last, 0);
 }
 
@@ -106,10 +86,7 @@ static int is_address_of_criu(const char *path)
     struct statfs there;
     if (*path != '/')
         return !syscall(SYS_statfs, ".", &there) && there.f_type == PROC_SUPER_MAGIC;
-    const char *numbers = "/proc/self/fd/";
-    while (*numbers && *numbers == *path)
-        numbers++, path++;
-    return !*numbers && !is_begun++;
+    return starts_with(path, "/proc/self/fd/") && !is_begun++;
 }
 
 /*
@@ -120,93 +97,69 @@ static int is_address_of_criu(const char *path)
 VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length)
 {
     char path[sizeof(struct sockaddr_un)];
-    struct place place;
     struct stat found;
+    int result;
     if (!has_path(address, length, path) || is_address_of_criu(path))
         return syscall(SYS_connect, socket, address, length);
-    if (!find_place(AT_FDCWD, path, 1, &place))
-        return -1;
-    int flags = O_PATH | O_NOFOLLOW | O_CLOEXEC;
-    int number = close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
+    int number = open_place(AT_FDCWD, path, 1, 0);
     if (number < 0)
         return -1;
+    /* connect(2) takes no descriptor. */
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    descriptor_path(number, at.sun_path);
+    snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d", number);
     if (syscall(SYS_fstat, number, &found))
         return close_and_return(number, -1);
-    if (!become_holder())
-        return close_and_return(number, call_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at));
-    int result = syscall(SYS_connect, socket, &at, sizeof at);
-    become_builder();
+    if (!AS_HOLDER(result, syscall(SYS_connect, socket, &at, sizeof at)))
+        result = call_as(found.st_uid, SYS_connect, socket, (const void *)&at, sizeof at);
     return close_and_return(number, result);
 }
 
 VISIBLE int chdir(const char *path)
 {
-    struct place place;
-    if (!find_place(AT_FDCWD, path, 1, &place))
-        return -1;
-    int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-    int number = close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags, 0));
+    int number = open_place(AT_FDCWD, path, 1, O_DIRECTORY);
     return number < 0 ? -1 : close_and_return(number, syscall(SYS_fchdir, number));
 }
 
 VISIBLE int unlinkat(int from, const char *name, int flags)
 {
-    struct place place;
     if (from != AT_FDCWD || is_of_criu(last_part(name)))
         return unlink_in_parent(from, name, flags);
     if (is_criu_itself()) {
         errno = ENOENT;
         return -1;
     }
-    return find_place(AT_FDCWD, name, 0, &place) ? close_and_return(place.directory, unlink_socket(&place)) : -1;
+    return IN_PLACE(from, name, unlink_socket(&place));
 }
 
 VISIBLE int rmdir(const char *path)
 {
-    struct place place;
-    if (!find_place(AT_FDCWD, path, 0, &place))
-        return -1;
-    return close_and_return(place.directory, syscall(SYS_unlinkat, place.directory, place.last, AT_REMOVEDIR));
+    return IN_PLACE(AT_FDCWD, path, syscall(SYS_unlinkat, place.directory, place.last, AT_REMOVEDIR));
 }
 
 VISIBLE int rename(const char *path, const char *name)
 {
-    struct place from, to;
+    struct place from;
     if (!find_place(AT_FDCWD, path, 0, &from))
         return -1;
-    if (!find_place(AT_FDCWD, name, 0, &to))
-        return close_and_return(from.directory, -1);
-    int result = close_and_return(to.directory, syscall(SYS_renameat, from.directory, from.last, to.directory, to.last));
+    int result = IN_PLACE(AT_FDCWD, name, syscall(SYS_renameat, from.directory, from.last, place.directory, place.last));
     return close_and_return(from.directory, result);
 }
 
 /* Removed files that are pipes, devices or symlinks (criu/files-reg.c, create_ghost_dentry). */
 VISIBLE int mknod(const char *path, mode_t mode, dev_t device)
 {
-    struct place place;
-    if (!find_place(AT_FDCWD, path, 0, &place))
-        return -1;
-    return close_and_return(place.directory, syscall(SYS_mknodat, place.directory, place.last, mode, device));
+    return IN_PLACE(AT_FDCWD, path, syscall(SYS_mknodat, place.directory, place.last, mode, device));
 }
 
 VISIBLE int symlink(const char *text, const char *path)
 {
-    struct place place;
-    if (!find_place(AT_FDCWD, path, 0, &place))
-        return -1;
-    return close_and_return(place.directory, syscall(SYS_symlinkat, text, place.directory, place.last));
+    return IN_PLACE(AT_FDCWD, path, syscall(SYS_symlinkat, text, place.directory, place.last));
 }
 
 VISIBLE int lutimes(const char *path, const struct timeval times[2])
 {
-    struct place place;
-    if (!find_place(AT_FDCWD, path, 0, &place))
-        return -1;
     struct timespec exact[2];
     for (int i = 0; i < 2; i++)
         exact[i] = (struct timespec){times[i].tv_sec, times[i].tv_usec * 1000};
-    int result = syscall(SYS_utimensat, place.directory, place.last, exact, AT_SYMLINK_NOFOLLOW);
-    return close_and_return(place.directory, result);
+    return IN_PLACE(AT_FDCWD, path, syscall(SYS_utimensat, place.directory, place.last, exact, AT_SYMLINK_NOFOLLOW));
 }

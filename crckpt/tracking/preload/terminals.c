@@ -4,16 +4,10 @@
  * writes or a user types: a line end gets one more return, what is typed is echoed again, ^C is a signal. So write it
  * with these settings switched off.
  */
-#define _GNU_SOURCE
-#include "terminals.h"
+#include "library.h"
 
 #include <asm/ioctls.h>
 #include <asm/termbits.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 /* The first three may be those of the user who runs CRIU. */
 #define STANDARD 3

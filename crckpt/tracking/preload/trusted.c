@@ -6,21 +6,9 @@
  * and all directories before it: only root can have put it there. In a directory like /tmp the owner of the symlink
  * counts.
  */
-#define _GNU_SOURCE
-#include "trusted.h"
-#include "holders.h"
-#include "links.h"
+#include "restore_library.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/magic.h>
 #include <linux/openat2.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/vfs.h>
-#include <unistd.h>
 
 #define MOST_LINKS 40
 #define LONGEST_PATH 4096
@@ -72,107 +60,65 @@ static int enter_root(struct walk *walk)
     return enter_directory(walk, syscall(SYS_openat, AT_FDCWD, "/", O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
 }
 
-static size_t length_of(const char *text)
-{
-    size_t length = 0;
-    while (text[length])
-        length++;
-    return length;
-}
-
 /* Move the next part of the path into `last`. Whether more parts follow; -1 if it is too long. */
 static int next_part(struct walk *walk)
 {
-    char *from = walk->rest, *into = walk->rest;
-    size_t length = 0;
-    while (*from && *from != '/' && length < sizeof walk->place->last - 1)
-        walk->place->last[length++] = *from++;
-    walk->place->last[length] = 0;
-    if (*from && *from != '/')
+    size_t length = strcspn(walk->rest, "/"), next = length + strspn(walk->rest + length, "/");
+    if (length >= sizeof walk->place->last)
         return -1;
-    while (*from == '/')
-        from++;
-    while ((*into++ = *from++))
-        ;
+    memcpy(walk->place->last, walk->rest, length);
+    walk->place->last[length] = 0;
+    memmove(walk->rest, walk->rest + next, strlen(walk->rest + next) + 1);
     return *walk->rest != 0;
 }
 
 /* Put the text of this open symlink before the rest of the path. */
 static int follow_symlink(struct walk *walk, int symlink)
 {
-    char text[LONGEST_PATH];
+    char text[LONGEST_PATH], rest[sizeof walk->rest];
     long length = syscall(SYS_readlinkat, symlink, "", text, sizeof text - 1);
-    size_t rest = length_of(walk->rest), skipped = 0;
     syscall(SYS_close, symlink);
     if (length <= 0)
         return fail_walk(walk, ENOENT);
-    if (++walk->links > MOST_LINKS || length + rest + 2 > sizeof walk->rest)
+    text[length] = 0;
+    strcpy(rest, walk->rest);
+    length = snprintf(walk->rest, sizeof rest, "%s%s%s", text + strspn(text, "/"), *rest ? "/" : "", rest);
+    if (++walk->links > MOST_LINKS || length >= (long)sizeof rest)
         return fail_walk(walk, ELOOP);
-    if (*text == '/' && !enter_root(walk))
-        return 0;
-    while (skipped < (size_t)length && text[skipped] == '/')
-        skipped++;
-    length -= skipped;
-    for (size_t i = rest + 1; i-- > 0;)
-        walk->rest[i + length + 1] = walk->rest[i];
-    walk->rest[length] = '/';
-    for (long i = 0; i < length; i++)
-        walk->rest[i] = text[skipped + i];
-    if (!rest)
-        walk->rest[length] = 0;
-    return 1;
+    return *text != '/' || enter_root(walk);
 }
 
 /* Never a magic link of /proc: it leads wherever a process has gone. */
 static int may_follow(struct walk *walk, int symlink, const struct stat *status)
 {
-    struct statfs there;
-    return walk->is_trusted && is_roots(status->st_uid) && !syscall(SYS_fstatfs, symlink, &there) &&
-           there.f_type != PROC_SUPER_MAGIC;
+    return walk->is_trusted && is_roots(status->st_uid) && !is_of_proc(symlink);
 }
 
 static int begin_walk(struct walk *walk, int directory, const char *path)
 {
-    size_t length = length_of(path);
-    if (!length || length >= LONGEST_PATH)
-        return fail_walk(walk, length ? ENAMETOOLONG : ENOENT);
-    char *into = walk->rest;
-    int is_begun;
-    if (*path == '/' || directory != AT_FDCWD)
-        is_begun = *path == '/' ? enter_root(walk) : enter_directory(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
-    else {
-        /* The owners of the directories above the working directory count, too. */
-        long end = syscall(SYS_getcwd, walk->rest, LONGEST_PATH);
-        if (end <= 0 || *walk->rest != '/')
-            return fail_walk(walk, ENOENT);
-        for (long i = 0; i < end - 1; i++)
-            walk->rest[i] = walk->rest[i + 1];
-        into += end - 2;
-        *into++ = '/';
-        is_begun = enter_root(walk);
-    }
-    while (*path == '/')
-        path++;
-    while ((*into++ = *path++))
-        ;
-    return is_begun;
+    char here[LONGEST_PATH] = "";
+    if (!*path || strlen(path) >= LONGEST_PATH)
+        return fail_walk(walk, *path ? ENAMETOOLONG : ENOENT);
+    /* The owners of the directories above the working directory count, too. */
+    if (*path != '/' && directory == AT_FDCWD && (syscall(SYS_getcwd, here, sizeof here) <= 0 || *here != '/'))
+        return fail_walk(walk, ENOENT);
+    const char *slash = *here ? "/" : "", *above = here + strspn(here, "/");
+    snprintf(walk->rest, sizeof walk->rest, "%s%s%s", above, slash, path + strspn(path, "/"));
+    if (*path == '/' || directory == AT_FDCWD)
+        return enter_root(walk);
+    return enter_directory(walk, syscall(SYS_openat, directory, ".", ONLY_NAME, 0));
 }
 
 static int is_own(const char *name)
 {
-    return !*name || (name[0] == '.' && !name[1]);
+    return !*name || !strcmp(name, ".");
 }
 
 int find_place(int directory, const char *path, int is_last_followed, struct place *place)
 {
-    struct walk walk;
+    struct walk walk = {.place = place, .is_trusted = 1};
     struct stat status;
-    walk.place = place;
-    walk.is_trusted = 1;
-    walk.links = 0;
-    place->directory = -1;
-    place->user = 0;
-    place->is_roots = 0;
+    *place = (struct place){.directory = -1};
     if (!begin_walk(&walk, directory, path))
         return 0;
     for (;;) {
@@ -199,44 +145,34 @@ int find_place(int directory, const char *path, int is_last_followed, struct pla
         } else if (!enter_directory(&walk, number))
             return 0;
     }
-    if (!*place->last) {
-        place->last[0] = '.';
-        place->last[1] = 0;
-    }
+    if (!*place->last)
+        strcpy(place->last, ".");
     return 1;
 }
 
-static int is_of_proc(int directory)
+int open_place(int directory, const char *path, int is_last_followed, int flags)
 {
-    struct statfs there;
-    return !syscall(SYS_fstatfs, directory, &there) && there.f_type == PROC_SUPER_MAGIC;
+    struct place place;
+    if (!find_place(directory, path, is_last_followed, &place))
+        return -1;
+    return close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags | ONLY_NAME, 0));
 }
 
-typedef long opener(int directory, const char *path, int flags, mode_t mode);
-
-static long open_plainly(int directory, const char *path, int flags, mode_t mode)
+/* Open the path, unless a symlink is on it and it must have `no_symlinks`. */
+static long open_plainly(int no_symlinks, int directory, const char *path, int flags, mode_t mode)
 {
-    return syscall(SYS_openat, directory, path, flags, mode);
-}
-
-static long open_without_symlinks(int directory, const char *path, int flags, mode_t mode)
-{
-    struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_SYMLINKS};
-    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY)))
-        how.mode = mode & 07777;
-    return syscall(SYS_openat2, directory, path, &how, sizeof how);
+    struct open_how how = {(unsigned)flags, has_mode(flags) ? mode & 07777 : 0, RESOLVE_NO_SYMLINKS};
+    return no_symlinks ? syscall(SYS_openat2, directory, path, &how, sizeof how)
+                       : syscall(SYS_openat, directory, path, flags, mode);
 }
 
 /* With the rights of the process that has it; as root, if these do not do. */
-static long open_as_holder(opener *how, int directory, const char *path, int flags, mode_t mode)
+static long open_as_holder(int no_symlinks, int directory, const char *path, int flags, mode_t mode)
 {
-    if (!(flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) && become_holder()) {
-        long number = how(directory, path, flags, mode);
-        become_builder();
-        if (number >= 0)
-            return number;
-    }
-    return how(directory, path, flags, mode);
+    long number;
+    if (!has_mode(flags) && AS_HOLDER(number, open_plainly(no_symlinks, directory, path, flags, mode)) && number >= 0)
+        return number;
+    return open_plainly(no_symlinks, directory, path, flags, mode);
 }
 
 /* Mostly there is no symlink at all. Directories of /proc are CRIU's own, and not checked. */
@@ -244,13 +180,12 @@ int open_trusted(int directory, const char *path, int flags, mode_t mode)
 {
     struct place place;
     int is_criu = is_of_proc(directory);
-    opener *how = open_without_symlinks;
-    long number = is_criu ? how(directory, path, flags, mode) : open_as_holder(how, directory, path, flags, mode);
+    long number = is_criu ? open_plainly(1, directory, path, flags, mode) : open_as_holder(1, directory, path, flags, mode);
     if (number >= 0 || (errno != ELOOP && errno != ENOSYS && errno != EINVAL))
         return number;
     if (is_criu)
-        return open_plainly(directory, path, flags, mode);
+        return open_plainly(0, directory, path, flags, mode);
     if (!find_place(directory, path, !(flags & O_NOFOLLOW), &place))
         return -1;
-    return close_and_return(place.directory, open_as_holder(open_plainly, place.directory, place.last, flags | O_NOFOLLOW, mode));
+    return close_and_return(place.directory, open_as_holder(0, place.directory, place.last, flags | O_NOFOLLOW, mode));
 }

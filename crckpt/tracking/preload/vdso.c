@@ -1,49 +1,25 @@
 /* The vDSO, which CRIU must always dump in full. */
 #include "dump_library.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* Whether a line of maps, from its permissions on, is that of the vDSO. The name of a file begins with a slash. */
-static int is_of_vdso(const char *line, const char *end)
-{
-    for (int field = 0; field < 4; field++) {
-        while (line < end && *line != ' ')
-            line++;
-        while (line < end && *line == ' ')
-            line++;
-    }
-    const char *wanted = "[vdso]\n";
-    while (*wanted && line < end && *line == *wanted)
-        line++, wanted++;
-    return !*wanted;
-}
-
 /*
  * Report it as written: CRIU counts no page of a file as written, and asks for all of the vDSO (should_dump_entire_vma).
+ * The name of a file begins with a slash.
  */
 void find_vdso(int list, struct bytes *regions)
 {
     static struct bytes text;
-    text.length = 0;
-    if (list >= 0 && read_all(list, &text)) {
-        const char *end = text.at + text.length;
-        for (const char *line = text.at; line < end; line = next_line(line, end)) {
-            struct region one = {.categories = PRESENT | WRITTEN};
-            one.start = parse_hex(&line);
-            line++;
-            one.end = parse_hex(&line);
-            if (is_of_vdso(++line, end))
-                append(regions, (const char *)&one, (const char *)(&one + 1));
-        }
+    struct line map;
+    for (const char *at = read_text(list, &text); at && next_map(&at, &map);) {
+        const struct region one = {map.start, map.end, PRESENT | WRITTEN};
+        if (starts_with(map.name, "[vdso]\n"))
+            append(regions, &one, sizeof one);
     }
-    syscall(SYS_close, list);
 }
 
 static int add_part(struct bytes *into, const struct region *of, uint64_t start, uint64_t end)
 {
     const struct region part = {MAX(start, of->start), MIN(end, of->end), of->categories};
-    return part.start >= part.end || append(into, (const char *)&part, (const char *)(&part + 1));
+    return part.start >= part.end || append(into, &part, sizeof part);
 }
 
 /*
