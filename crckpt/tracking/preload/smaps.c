@@ -10,19 +10,13 @@
  */
 #include "dump_library.h"
 
+#include <linux/bpf.h>
+#include <linux/btf.h>
 #include <sys/file.h>
 
-/* linux/bpf.h; the headers of a machine may be older than its kernel. */
-#define PROG_LOAD 5
-#define LINK_CREATE 28
-#define ITER_CREATE 33
-#define PROG_TYPE_TRACING 26
-#define TRACE_ITER 28
-#define SEQ_WRITE 127
-/* linux/btf.h */
-#define BTF_MAGIC 0xEB9F
-enum { INT = 1, ARRAY = 3, STRUCT, UNION, ENUM, TYPEDEF = 8, RESTRICT = 11, FUNC, FUNC_PROTO, VAR, DATASEC };
-enum { DECL_TAG = 17, ENUM64 = 19 };
+/* linux/btf.h, which may be older than the kernel. */
+#define DECL_TAG 17
+#define ENUM64 19
 
 #define VMFLAGS "VmFlags: "
 #define OF_THE_KERNEL (1ull << 63)
@@ -41,23 +35,9 @@ struct meaning {
     char words[120];
 };
 
-struct btf_header {
-    uint16_t magic;
-    uint8_t version, flags;
-    uint32_t length, types, types_length, names, names_length;
-};
-
-struct btf_type {
-    uint32_t name, info, size;
-};
-
-struct btf_member {
-    uint32_t name, type, place;
-};
-
+/* The kernel's description of its types. */
 struct btf {
-    const char *types, *names;
-    struct bytes places;
+    const char *types, *end, *names;
 };
 
 static const char *table_path;
@@ -72,18 +52,18 @@ static size_t length_of(const struct btf_type *type)
 {
     size_t parts = type->info & 0xffff;
     switch (kind_of(type)) {
-    case INT:
-    case VAR:
+    case BTF_KIND_INT:
+    case BTF_KIND_VAR:
     case DECL_TAG:
         return sizeof *type + 4;
-    case ARRAY:
+    case BTF_KIND_ARRAY:
         return sizeof *type + 12;
-    case ENUM:
-    case FUNC_PROTO:
+    case BTF_KIND_ENUM:
+    case BTF_KIND_FUNC_PROTO:
         return sizeof *type + 8 * parts;
-    case STRUCT:
-    case UNION:
-    case DATASEC:
+    case BTF_KIND_STRUCT:
+    case BTF_KIND_UNION:
+    case BTF_KIND_DATASEC:
     case ENUM64:
         return sizeof *type + 12 * parts;
     default:
@@ -91,126 +71,104 @@ static size_t length_of(const struct btf_type *type)
     }
 }
 
-static const struct btf_type *type_of(const struct btf *btf, uint32_t number)
+/* The type of this `kind` and `name`, whose number is set, or, without a name, of this number; NULL if there is none. */
+static const struct btf_type *find_type(const struct btf *btf, int kind, const char *name, uint32_t *number)
 {
-    return (const void *)(btf->types + ((uint32_t *)btf->places.at)[number]);
+    uint32_t at = 1; /* 0 is no type */
+    const struct btf_type *type;
+    for (const char *place = btf->types; place < btf->end; place += length_of(type), at++) {
+        type = (const void *)place;
+        if (kind_of(type) > ENUM64)
+            return NULL;
+        if (name ? kind_of(type) == kind && !strcmp(btf->names + type->name_off, name) : at == *number) {
+            *number = at;
+            return type;
+        }
+    }
+    return NULL;
 }
 
 /* The offset of this member in the type, in bytes; -1 if there is none. */
-static int place_of(const struct btf *btf, uint32_t number, const char *name)
+static int place_of(const struct btf *btf, const struct btf_type *type, const char *name)
 {
-    const struct btf_type *type = type_of(btf, number);
-    while (kind_of(type) >= TYPEDEF && kind_of(type) <= RESTRICT)
-        type = type_of(btf, type->size);
-    if (kind_of(type) != STRUCT && kind_of(type) != UNION)
+    while (type && kind_of(type) >= BTF_KIND_TYPEDEF && kind_of(type) <= BTF_KIND_RESTRICT)
+        type = find_type(btf, 0, NULL, &(uint32_t){type->type});
+    if (!type || (kind_of(type) != BTF_KIND_STRUCT && kind_of(type) != BTF_KIND_UNION))
         return -1;
     const struct btf_member *member = (const void *)(type + 1);
     for (size_t i = 0; i < (type->info & 0xffff); i++, member++) {
-        int place = (type->info >> 31 ? member->place & 0xffffff : member->place) / 8;
-        if (!strcmp(btf->names + member->name, name))
+        int place = (type->info >> 31 ? member->offset & 0xffffff : member->offset) / 8, within = -1;
+        if (!strcmp(btf->names + member->name_off, name))
             return place;
-        int within = btf->names[member->name] ? -1 : place_of(btf, member->type, name);
+        if (!btf->names[member->name_off])
+            within = place_of(btf, find_type(btf, 0, NULL, &(uint32_t){member->type}), name);
         if (within >= 0)
             return place + within;
     }
     return -1;
 }
 
-static uint64_t instruction(uint8_t code, uint8_t to, uint8_t from, int16_t offset, int32_t value)
-{
-    return code | to << 8 | from << 12 | (uint64_t)(uint16_t)offset << 16 | (uint64_t)(uint32_t)value << 32;
-}
-
 /* Load the iterator's program, which writes a struct vma for each map. */
 static int load_program(uint32_t function, int start, int end, int flags)
 {
     enum { ADD = 0x07, EQUAL = 0x15, LOAD = 0x79, STORE = 0x7b, CALL = 0x85, EXIT = 0x95, SET = 0xb7, COPY = 0xbf };
-    const uint64_t instructions[] = {
-        instruction(LOAD, 6, 1, 16, 0), /* struct bpf_iter__task_vma: meta, task, vma */
-        instruction(EQUAL, 6, 0, 12, 0),
-        instruction(LOAD, 1, 1, 0, 0),
-        instruction(LOAD, 1, 1, 0, 0), /* struct bpf_iter_meta: seq */
-        instruction(LOAD, 2, 6, start, 0),
-        instruction(STORE, 10, 2, -24, 0),
-        instruction(LOAD, 2, 6, end, 0),
-        instruction(STORE, 10, 2, -16, 0),
-        instruction(LOAD, 2, 6, flags, 0),
-        instruction(STORE, 10, 2, -8, 0),
-        instruction(COPY, 2, 10, 0, 0),
-        instruction(ADD, 2, 0, 0, -24),
-        instruction(SET, 3, 0, 0, sizeof(struct vma)),
-        instruction(CALL, 0, 0, 0, SEQ_WRITE),
-        instruction(SET, 0, 0, 0, 0),
-        instruction(EXIT, 0, 0, 0, 0),
+    const struct bpf_insn instructions[] = {
+        {LOAD, 6, 1, 16, 0}, /* struct bpf_iter__task_vma: meta, task, vma */
+        {EQUAL, 6, 0, 12, 0},
+        {LOAD, 1, 1, 0, 0},
+        {LOAD, 1, 1, 0, 0}, /* struct bpf_iter_meta: seq */
+        {LOAD, 2, 6, start, 0},
+        {STORE, 10, 2, -24, 0},
+        {LOAD, 2, 6, end, 0},
+        {STORE, 10, 2, -16, 0},
+        {LOAD, 2, 6, flags, 0},
+        {STORE, 10, 2, -8, 0},
+        {COPY, 2, 10, 0, 0},
+        {ADD, 2, 0, 0, -24},
+        {SET, 3, 0, 0, sizeof(struct vma)},
+        {CALL, 0, 0, 0, BPF_FUNC_seq_write},
+        {SET, 0, 0, 0, 0},
+        {EXIT, 0, 0, 0, 0},
     };
-    const struct {
-        uint32_t type, count;
-        uint64_t instructions, license;
-        uint32_t log_level, log_size;
-        uint64_t log;
-        uint32_t version, flags;
-        char name[16];
-        uint32_t interface, attach_type, btf, functions_size;
-        uint64_t functions;
-        uint32_t functions_count, lines_size;
-        uint64_t lines;
-        uint32_t lines_count, attach_to;
-    } asked = {
-        .type = PROG_TYPE_TRACING,
-        .count = sizeof instructions / sizeof *instructions,
-        .instructions = (uintptr_t)instructions,
+    const union bpf_attr asked = {
+        .prog_type = BPF_PROG_TYPE_TRACING,
+        .insn_cnt = sizeof instructions / sizeof *instructions,
+        .insns = (uintptr_t)instructions,
         .license = (uintptr_t)"Dual MIT/GPL",
-        .name = "crckpt_maps",
-        .attach_type = TRACE_ITER,
-        .attach_to = function,
+        .prog_name = "crckpt_maps",
+        .expected_attach_type = BPF_TRACE_ITER,
+        .attach_btf_id = function,
     };
-    return syscall(SYS_bpf, PROG_LOAD, &asked, sizeof asked);
+    return syscall(SYS_bpf, BPF_PROG_LOAD, &asked, sizeof asked);
 }
 
 /* Find the iterator's function and the offsets in the kernel's description of itself, and load the program. */
-static int load_iterator(struct btf *btf, const struct bytes *kernel)
+static int load_iterator(const struct bytes *kernel)
 {
     const struct btf_header *header = (const void *)kernel->at;
+    uint32_t function, number;
     if (kernel->length < sizeof *header || header->magic != BTF_MAGIC || header->version != 1)
         return -1;
-    btf->types = kernel->at + header->length + header->types;
-    btf->names = kernel->at + header->length + header->names;
-    uint32_t function = 0, vma = 0, chosen = 0, number = 0;
-    for (uint32_t place = 0; place < header->types_length; place += length_of((const void *)(btf->types + place))) {
-        const struct btf_type *type = (const void *)(btf->types + place);
-        const char *name = btf->names + type->name;
-        if (!number++) /* what is of no type */
-            btf->places.length = sizeof place;
-        if (!append(&btf->places, &place, sizeof place) || kind_of(type) > ENUM64)
-            return -1;
-        if (kind_of(type) == FUNC && !strcmp(name, "bpf_iter_task_vma"))
-            function = number;
-        if (kind_of(type) == STRUCT && !strcmp(name, "vm_area_struct"))
-            vma = number;
-        if (kind_of(type) == UNION && !strcmp(name, "bpf_iter_link_info"))
-            chosen = number;
-    }
+    const char *types = kernel->at + header->hdr_len + header->type_off;
+    const struct btf btf = {types, types + header->type_len, kernel->at + header->hdr_len + header->str_off};
+    const struct btf_type *vma = find_type(&btf, BTF_KIND_STRUCT, "vm_area_struct", &number);
+    int start = place_of(&btf, vma, "vm_start"), end = place_of(&btf, vma, "vm_end");
+    int flags = place_of(&btf, vma, "vm_flags");
     /* A kernel that cannot limit it to one process would list the maps of all. */
-    if (!function || !vma || !chosen || place_of(btf, chosen, "task") < 0)
+    int chosen = place_of(&btf, find_type(&btf, BTF_KIND_UNION, "bpf_iter_link_info", &number), "task");
+    if (start < 0 || end < 0 || flags < 0 || chosen < 0 ||
+        !find_type(&btf, BTF_KIND_FUNC, "bpf_iter_task_vma", &function))
         return -1;
-    int start = place_of(btf, vma, "vm_start"), end = place_of(btf, vma, "vm_end");
-    int flags = place_of(btf, vma, "vm_flags");
-    return start < 0 || end < 0 || flags < 0 ? -1 : load_program(function, start, end, flags);
+    return load_program(function, start, end, flags);
 }
 
 void prepare_for_smaps(const char *table)
 {
     struct bytes kernel = {0};
-    struct btf btf = {0};
-    int number = *table ? open_to_read(AT_FDCWD, "/sys/kernel/btf/vmlinux") : -1;
-    if (number < 0)
-        return;
     table_path = table;
-    if (reserve(&btf.places, 1 << 20) && read_all(number, &kernel))
-        program = load_iterator(&btf, &kernel);
-    release(&btf.places);
+    if (*table && read_text(open_to_read(AT_FDCWD, "/sys/kernel/btf/vmlinux"), &kernel))
+        program = load_iterator(&kernel);
     release(&kernel);
-    syscall(SYS_close, number);
 }
 
 /*
@@ -238,14 +196,11 @@ static int read_iterator(int number, struct bytes *vmas)
 static int list_maps(int pid, struct bytes *vmas)
 {
     const uint32_t chosen[3] = {pid};
-    const struct {
-        uint32_t program, target, type, flags;
-        uint64_t chosen;
-        uint32_t chosen_length, rest;
-    } asked = {program, 0, TRACE_ITER, 0, (uintptr_t)chosen, sizeof chosen, 0};
-    int link = syscall(SYS_bpf, LINK_CREATE, &asked, sizeof asked);
-    const uint32_t of[2] = {link};
-    int number = link < 0 ? -1 : syscall(SYS_bpf, ITER_CREATE, of, sizeof of);
+    const union bpf_attr asked = {.link_create = {.prog_fd = program, .attach_type = BPF_TRACE_ITER,
+                                                  .iter_info = (uintptr_t)chosen, .iter_info_len = sizeof chosen}};
+    int link = syscall(SYS_bpf, BPF_LINK_CREATE, &asked, sizeof asked);
+    const union bpf_attr of = {.iter_create.link_fd = link};
+    int number = link < 0 ? -1 : syscall(SYS_bpf, BPF_ITER_CREATE, &of, sizeof of);
     int is_told = number >= 0 && read_iterator(number, vmas);
     if (number >= 0)
         syscall(SYS_close, number);
