@@ -7,12 +7,12 @@
  * may lead to a file of another user.
  */
 #define _GNU_SOURCE
-#include <stdarg.h>
-
-#define syscall syscall_of_libc
 #include <unistd.h>
-#undef syscall
-static long syscall(long number, ...);
+
+/* As libc's, but for errno: a result below 0 is a failure. */
+#define syscall(...) CALL(__VA_ARGS__, 0, 0, 0, 0, 0)
+#define CALL(number, a, b, c, d, e, ...) call(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e))
+static long call(long number, long a, long b, long c, long d, long e);
 
 #include "hold.h"
 
@@ -48,25 +48,12 @@ static long call(long number, long a, long b, long c, long d, long e)
 #error "the hold's program knows the system calls of x86-64 and aarch64"
 #endif
 
-/* As libc's, but for errno: a result below 0 is a failure. */
-static long syscall(long number, ...)
-{
-    va_list arguments;
-    long words[5];
-
-    va_start(arguments, number);
-    for (int i = 0; i < 5; i++)
-        words[i] = va_arg(arguments, long);
-    va_end(arguments);
-    return call(number, words[0], words[1], words[2], words[3], words[4]);
-}
-
 static void say(const char *text)
 {
     const char *end = text;
     while (*end)
         end++;
-    syscall(SYS_write, 2l, text, (long)(end - text));
+    syscall(SYS_write, 2, text, end - text);
 }
 
 /* The value of `name`, which ends in =, in the environment; NULL if it is not there. */
@@ -111,8 +98,8 @@ static int status_of(char **environment)
     }
     if (!is_among(steps, step))
         return 0;
-    long holds = syscall(SYS_openat, (long)AT_FDCWD, directory, (long)(O_PATH | O_DIRECTORY | O_CLOEXEC), 0l);
-    long hold = syscall(SYS_openat, holds, step, (long)(O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), 0l);
+    long holds = syscall(SYS_openat, AT_FDCWD, directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    long hold = syscall(SYS_openat, holds, step, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     enum answer answer = wait_for_answer((int)hold);
     if (answer == UNANSWERED) {
         say("crckpt's hold: no answer while CRIU waited at ");
@@ -126,6 +113,6 @@ __attribute__((used, noreturn)) void begin(long *stack)
 {
     char **arguments = (char **)(stack + 1);
 
-    syscall(SYS_exit_group, (long)status_of(arguments + stack[0] + 1));
+    syscall(SYS_exit_group, status_of(arguments + stack[0] + 1));
     __builtin_unreachable();
 }
