@@ -177,7 +177,9 @@ def test_program_of_a_user_connects_only_where_it_may(place: Path) -> None:
         assert _tried(*tries) == [0, 0]
 
 
-def test_program_of_a_user_removes_only_sockets_that_it_may_remove(place: Path) -> None:
+def test_program_of_a_user_removes_only_sockets_that_it_may_remove(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A socket of root's in a directory of root's that the user has moved there stays, and so does each other file."""
     places = {"user": (NOBODY, 0o755), "user/roots": (0, 0o755), "shared": (0, 0o1777), "roots": (0, 0o755)}
     for name, (owner, mode) in places.items():
@@ -200,7 +202,7 @@ def test_program_of_a_user_removes_only_sockets_that_it_may_remove(place: Path) 
     results = _tried(*((what, place / name) for what, name in expected), table=place / "holders")
     assert dict(zip(expected, results, strict=True)) == expected
     assert _tried(("removed", place / "shared/s"), ("bound", place / "user/roots/s")) == [0, errno.EADDRINUSE]
-    os.chdir(place / "user/roots")
+    monkeypatch.chdir(place / "user/roots")
     assert _tried(("removed", Path("s"))) == [errno.EACCES]
     assert (place / "user/roots/s").is_socket()
 
