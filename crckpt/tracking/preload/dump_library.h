@@ -79,8 +79,8 @@ int pid_beside(int directory, const char *path, const char *last);
 /* gate.c: wait, before the first reset, until crckpt has looked at the frozen tree. Whether CRIU may go on. */
 int pass_gate(void);
 
-/* vdso.c: add the regions of the vDSO to `regions`. `list` is the process's list of maps, which is closed. */
-void find_vdso(int list, struct bytes *regions);
+/* vdso.c: add the regions of the vDSO to `regions`. `list` is the process's list of maps. */
+void find_vdso(int directory, const char *list, struct bytes *regions);
 
 /* Lay regions of the vDSO over what the kernel reports of the same pages. */
 int lay_over(struct bytes *regions, const struct bytes *over);
@@ -104,11 +104,11 @@ void prepare_frames(const char *path, int compares_maps);
 /* Whether a file was named. */
 int are_frames_wanted(void);
 
-/* Record the maps of a process that is frozen and otherwise unchanged. `list` is its open list of maps, which is closed. */
-void record_maps(int pid, int list);
+/* Record the maps of the process of this directory of /proc, which is frozen and otherwise unchanged. */
+void record_maps(int pid, int directory);
 
-/* Find its maps that are unchanged since the last reset. `list` as before, but CRIU may have changed some maps. */
-void keep_maps(int pid, int list, struct bytes *unchanged);
+/* Find its maps that are unchanged since the last reset. `list` is its list of maps, of which CRIU may have changed some. */
+void keep_maps(int pid, int directory, const char *list, struct bytes *unchanged);
 
 /*
  * Mark entries as dirty, of pages of this process from `first` on, unless the page is where it was and in one of the

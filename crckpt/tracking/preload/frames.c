@@ -97,14 +97,14 @@ static void keep(uint64_t pid, uint64_t first, const uint64_t *entries, size_t c
     }
 }
 
-/* Read a list of maps, if maps are compared. Closes it. */
-static void read_maps(int list, struct bytes *maps)
+/* Read this list of maps, if maps are compared. */
+static void read_maps(int directory, const char *list, struct bytes *maps)
 {
     static struct bytes text;
     struct line line;
-    const char *at = read_text(list, &text);
+    const char *at = are_maps_compared ? read_text(open_to_read(directory, list), &text) : NULL;
     maps->length = 0;
-    while (at && are_maps_compared && next_map(&at, &line)) {
+    while (at && next_map(&at, &line)) {
         struct map map = {line.start, line.end};
         for (int bit = 0; bit < 4; bit++)
             map.end |= (uint64_t)(line.rights[bit] != '-' && line.rights[bit] != 'p') << bit;
@@ -113,9 +113,9 @@ static void read_maps(int list, struct bytes *maps)
     }
 }
 
-void record_maps(int pid, int list)
+void record_maps(int pid, int directory)
 {
-    read_maps(list, &maps_seen);
+    read_maps(directory, "maps", &maps_seen);
     seen_of = pid;
 }
 
@@ -134,13 +134,13 @@ static void add_common(const struct bytes *maps, const struct map *other, size_t
             other++;
 }
 
-void keep_maps(int pid, int list, struct bytes *unchanged)
+void keep_maps(int pid, int directory, const char *list, struct bytes *unchanged)
 {
     static const struct map all = {0, ~0ull};
     static struct bytes here, same;
     uint64_t until;
     unchanged->length = same.length = 0;
-    read_maps(list, &here);
+    read_maps(directory, list, &here);
     if (!are_maps_compared) {
         append(unchanged, &all, sizeof all);
         return;

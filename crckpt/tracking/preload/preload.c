@@ -69,7 +69,7 @@ static int open_smaps(int directory)
         return number;
     int pid = pid_in(directory, "stat");
     if (are_frames_wanted())
-        record_maps(pid, open_to_read(directory, "maps"));
+        record_maps(pid, directory);
     return open_short_smaps(number, directory, pid);
 }
 
@@ -84,9 +84,9 @@ static int open_pagemap(int number, int directory, const char *path, const char 
     struct file *file = number >= 0 ? find_file(number) : NULL;
     int has_name = file && sibling(name, path, last, "maps");
     if (has_name && is_passed)
-        keep_maps(file->pid, open_to_read(directory, name), &file->unchanged);
+        keep_maps(file->pid, directory, name, &file->unchanged);
     if (has_name && file->pid > 0)
-        find_vdso(open_to_read(directory, name), &file->vdso);
+        find_vdso(directory, name, &file->vdso);
     return number;
 }
 

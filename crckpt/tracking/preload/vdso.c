@@ -5,11 +5,11 @@
  * Report it as written: CRIU counts no page of a file as written, and asks for all of the vDSO (should_dump_entire_vma).
  * The name of a file begins with a slash.
  */
-void find_vdso(int list, struct bytes *regions)
+void find_vdso(int directory, const char *list, struct bytes *regions)
 {
     static struct bytes text;
     struct line map;
-    for (const char *at = read_text(list, &text); at && next_map(&at, &map);) {
+    for (const char *at = read_text(open_to_read(directory, list), &text); at && next_map(&at, &map);) {
         const struct region one = {map.start, map.end, PRESENT | WRITTEN};
         if (starts_with(map.name, "[vdso]\n"))
             append(regions, &one, sizeof one);
