@@ -69,8 +69,7 @@ def require_writable_store(context: Context) -> None:
     above = space.nearest_existing(context.store)
     if space.is_read_only(above):
         raise StoreUnusable(
-            f"the store {context.store} cannot be made: {above} is on a read-only mount",
-            hint=name_store(),
+            f"the store {context.store} cannot be made: {above} is on a read-only mount", hint=name_store()
         )
 
 

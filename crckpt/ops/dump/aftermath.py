@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from crckpt.criu.engine import CriuResult, run_id
 from crckpt.errors import (
@@ -91,14 +90,6 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
         raise failure
 
 
-class TreeState(NamedTuple):
-    """Whether every process of a tree still runs: a clause to end a message with, and the remedy, if there is one."""
-
-    kind: Literal["running", "stopped", "lost"]
-    clause: str
-    way_out: str = ""
-
-
 @contextmanager
 def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, context: Context) -> Iterator[None]:
     """If the block fails, lift the network lock that CRIU left, and end the error's message with the tree's state.
@@ -110,7 +101,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, cont
         yield
     except (CrckptError, Interrupted, OSError) as error:
         with interrupts_deferred():
-            state, failure = _read_state(tree), to_dump_error(error, "the dump", context)
+            (clause, way_out, is_lost), failure = _read_state(tree), to_dump_error(error, "the dump", context)
             # The checkpoint that was made if the failure came after the commit; None if that cannot be read: the
             # store's disk may be what failed.
             name, made = None, None
@@ -119,13 +110,15 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, cont
                 made = next((each.id[:12] for each in repository.checkpoints() if name and each.run_id == name), "")
             # CRIU lifts its lock when it undoes a dump (criu/cr-dump.c:2098), but not if it was killed. A tree that
             # ended after its checkpoint was made, or may have been, needs the lock until its restore.
-            if name and (state.kind != "lost" or made == ""):
+            if name and (not is_lost or made == ""):
                 failure = _lift_lock(name, failure, tree)
-            raise _with_state(failure, made, state) from error
+            raise _with_state(failure, made, clause, way_out) from error
 
 
-def _read_state(tree: proc.Tree) -> TreeState:
-    """The state of a tree that was read before."""
+def _read_state(tree: proc.Tree) -> tuple[str, str, bool]:
+    """The state of a tree that was read before: a clause to end a message with; the remedy if not every process of it
+    runs, else empty; whether it is lost.
+    """
     # A process that was stopped then may still be.
     now = {process.pid: proc.read_process(process.pid) for process in tree.processes}
     stopped, gone, holders = [], [], []
@@ -142,16 +135,16 @@ def _read_state(tree: proc.Tree) -> TreeState:
     # Other processes of a tree may come and go; the root must be there.
     if tree.root.pid in gone:
         clause = f"these processes of the tree have ended: {pids}"
-        return TreeState("lost", clause, "find a checkpoint to restore: crckpt list")
+        return clause, "find a checkpoint to restore: crckpt list", True
     if stopped:
         still = " ".join(map(str, stopped))
-        return TreeState("stopped", f"these processes of the tree are stopped: {still}", f"kill -CONT {still}")
+        return f"these processes of the tree are stopped: {still}", f"kill -CONT {still}", False
     ended = f" without {pids}, which has ended" if pids else ""
     if holders:
         # Another dump, or a debugger.
         held = f"the tree{ended} is held by process {holders[0]}, and runs on when that process ends"
-        return TreeState("running", held)
-    return TreeState("running", f"{TREE_RUNS}{ended}")
+        return held, "", False
+    return f"{TREE_RUNS}{ended}", "", False
 
 
 def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFailure:
@@ -171,14 +164,14 @@ def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFa
     return error
 
 
-def _with_state(error: CommandFailure, made: str | None, state: TreeState) -> CommandFailure:
+def _with_state(error: CommandFailure, made: str | None, clause: str, way_out: str) -> CommandFailure:
     known = NOTHING_MADE if made == "" else f"checkpoint {made} was made"
     if made is None:
         known = "crckpt cannot read whether a checkpoint was made"
     if isinstance(error, TargetNotRunning):
         return error.reword(error.message, state=known)
     # A move says in its own words where the program runs, but not which checkpoint was made.
-    said, now = (error.what, f"{known}; {state.clause}") if made == "" else (f"{error.what}; {known}", state.clause)
-    if state.kind != "running":
-        return TreeStopped(said, state=now, hint=state.way_out, causes=error.causes, causes_said=error.causes_said)
+    said, now = (error.what, f"{known}; {clause}") if made == "" else (f"{error.what}; {known}", clause)
+    if way_out:
+        return TreeStopped(said, state=now, hint=way_out, causes=error.causes, causes_said=error.causes_said)
     return error.reword(said, state=now, hint=error.hint or (_AGAIN if isinstance(error, IntegrityError) else ""))

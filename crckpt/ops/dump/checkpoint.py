@@ -214,11 +214,7 @@ def _dump_and_resume(
     rounds = dump.pre_copy
     if rounds is not None and rounds.max_freeze_ms is not None:
         rounds = replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
-    result = replace(
-        _make_result(dump, outcome.argv, workspace, unasked),
-        frozen_ms=frozen_ms,
-        pre_copy=rounds,
-    )
+    result = replace(_make_result(dump, outcome.argv, workspace, unasked), frozen_ms=frozen_ms, pre_copy=rounds)
     alone = target.request.asynchronous
     with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))

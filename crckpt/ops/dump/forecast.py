@@ -24,7 +24,7 @@ from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
 from crckpt.ops.context import Context
 from crckpt.ops.dump.result import RoundResult
 from crckpt.ops.failures import to_crckpt_error
-from crckpt.preflight.dump.files import ghost_files
+from crckpt.preflight.dump.files import find_deleted_files
 from crckpt.preflight.dump.space import Growth, predict_growth
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.tracking.choose_tracker import count_written
@@ -160,8 +160,11 @@ def load_of_tree(observed: Observed) -> Load:
     live = [process for process in observed.tree.processes if process.state != "zombie"]
     # CRIU copies files without a name. Mapped ones in memory are counted as memory.
     mapped = {path for path, *_ in observed.deleted_maps if is_in_memory(path)}
+    # A set: a file that is open many times is copied once (criu/files-reg.c:1036).
+    deleted = find_deleted_files(observed)
+    unnamed = {(path, size) for path, size, links in deleted if not links and path not in mapped}
     return Load(
-        memory=observed.memory + sum(size for path, size in ghost_files(observed) if path not in mapped),
+        memory=observed.memory + sum(size for _, size in unnamed),
         maps=sum(count_maps(process.pid) for process in live),
         descriptors=len(observed.descriptors),
         threads=sum(len(process.threads) for process in live),

@@ -14,16 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, UsageError
-from crckpt.host.disk.files import (
-    created,
-    name_with_ending,
-    own_name,
-    rename,
-    resize,
-    sync,
-    sync_directory,
-    write_at,
-)
+from crckpt.host.disk.files import created, name_with_ending, own_name, rename, resize, sync, sync_directory, write_at
 from crckpt.images.mm import GUARD
 from crckpt.images.registers import Registers, read_registers
 from crckpt.images.tree import ImageProcess, ImageTree

@@ -31,13 +31,7 @@ from crckpt.host.syscalls import own_process
 from crckpt.images.sockets import UnixSocket
 from crckpt.ops.restore.images import ImageStreams, fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
-from crckpt.preflight.attribute_record import (
-    ATTRIBUTE_BY_NAME,
-    ATTRIBUTES,
-    AttributeRecord,
-    AttributeValue,
-    GroupMoves,
-)
+from crckpt.preflight.attribute_record import ATTRIBUTE_BY_NAME, ATTRIBUTES, AttributeRecord, AttributeValue, GroupMoves
 from crckpt.preflight.restore.attributes import (
     AttributeVerdict,
     HostAttributes,
@@ -104,21 +98,17 @@ class AttributeRestore(Struct, frozen=True):
 
 
 def prepare_tree(
-    tree: ImageTree,
-    init: int | None,
-    streams: ImageStreams | None,
-    recorded: RecordedFiles,
-    attributes: AttributeRestore,
-    *,
-    allow_weaker: bool,
+    attributes: AttributeRestore, init: int | None, streams: ImageStreams | None, recorded: RecordedFiles
 ) -> tuple[Finding, ...]:
     """In the hold: fill the memory of a tree, check its open files, set its attributes, and return what was lost.
 
     The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed, IntegrityError, OSError if
     it must not run.
     """
-    fill_memory(tree, init, streams)
-    weaker = check_open_files(tree, recorded, init, allow_weaker=allow_weaker)
+    fill_memory(attributes.tree, init, streams)
+    # A rehearsal may lose attributes, but shows what a restore would find in the files.
+    allow_weaker = attributes.allow_weaker and not attributes.is_isolated
+    weaker = check_open_files(attributes.tree, recorded, init, allow_weaker=allow_weaker)
     return (*weaker, *attributes.set_all(init))
 
 
@@ -129,7 +119,7 @@ def plan_attributes(
     session = own_process.own_session()
     if record is None:
         verdict = AttributeVerdict(is_in_session=shares_session(None, tree, session))
-        return AttributeRestore(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
+        return AttributeRestore(None, tree, HostAttributes(frozenset()), verdict, allow_weaker, is_isolated)
     if is_isolated:
         record = msgspec.structs.replace(record, groups=())
     # A group without limits protects nothing: the tree can stay in ours.

@@ -137,12 +137,7 @@ class ImageStreams:
     """
 
     def __init__(
-        self,
-        reading: Reader,
-        tree: ImageTree,
-        progress: Progress,
-        edits: ImageEdits,
-        late: LateFill | None = None,
+        self, reading: Reader, tree: ImageTree, progress: Progress, edits: ImageEdits, late: LateFill | None = None
     ) -> None:
         """`progress` gets (bytes read or filled, bytes in all); `late` fills what it can after the hold."""
         self._reading = reading

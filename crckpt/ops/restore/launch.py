@@ -80,11 +80,8 @@ class LaunchedCriu(Struct, frozen=True):
 @contextmanager
 def opened_work_directory(context: Context, repository: Repository) -> Iterator[Path]:
     """Make the directory, and remove it after the block. Raises UsageError if `--staging` is no safe directory."""
-    if not repository.backend.find_write_refusal():
-        with repository.transaction() as directory:
-            yield directory
-        return
-    with staged(find_work_place(context, repository)) as path:
+    is_writable = not repository.backend.find_write_refusal()
+    with repository.transaction() if is_writable else staged(find_work_place(context, repository)) as path:
         yield path
 
 
@@ -103,10 +100,7 @@ def find_work_place(context: Context, repository: Repository) -> Path:
 
 @contextmanager
 def launched_criu(
-    attempt: RestoreAttempt,
-    outside: OutsideEnds,
-    tree: ImageTree | None,
-    moves: GroupMoves = (),
+    attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree | None, moves: GroupMoves = ()
 ) -> Iterator[LaunchedCriu]:
     """Start CRIU. If the block ends before CRIU was followed, CRIU ends too.
 

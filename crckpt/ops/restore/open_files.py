@@ -30,14 +30,7 @@ from crckpt.causes import Finding, cause
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import Changers, find_changers
-from crckpt.host.disk.users import (
-    LinkTarget,
-    User,
-    find_refused_user,
-    read_link_target,
-    user_name,
-    users_of,
-)
+from crckpt.host.disk.users import LinkTarget, User, find_refused_user, read_link_target, user_name, users_of
 from crckpt.host.observe.files import read_kernel_file
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE

@@ -281,8 +281,7 @@ def _run_isolated(isolated: _IsolatedRestore) -> RehearsalResult:
 
         def in_hold() -> None:
             streamer.check()
-            parts = isolated.streams, isolated.recorded, isolated.attributes
-            lost.extend(prepare_tree(tree, new.init, *parts, allow_weaker=False))
+            lost.extend(prepare_tree(isolated.attributes, new.init, isolated.streams, isolated.recorded))
             # A restored zombie has ended already, as it had at the dump.
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched_exits(new.init, living)))

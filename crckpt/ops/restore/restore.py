@@ -40,13 +40,7 @@ from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckp
 from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree
 from crckpt.ops.last_checkpoint import describe_place, read_with_details
 from crckpt.ops.lazy.client import Filler
-from crckpt.ops.restore.attempt import (
-    Announce,
-    BeforeRun,
-    RestoreAttempt,
-    RestoreResult,
-    SkippedCheckpoint,
-)
+from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, RestoreResult, SkippedCheckpoint
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes, prepare_tree
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.images import ImageStreams, LateFill
@@ -290,8 +284,8 @@ def _build(
         nonlocal result
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
-        init, allow_weaker = criu.find_init(tree), attempt.request.allow_weaker
-        add(prepare_tree(tree, init, streams, recorded, attributes, allow_weaker=allow_weaker))
+        init = criu.find_init(tree)
+        add(prepare_tree(attributes, init, streams, recorded))
         add(give_terminal(holder, tree, init) if holder is not None else ())
         outer = proc.outer_pids((root,), init).get(root, root)
         # The hold of a move: this waits until the tree may run, and raises if it must not.

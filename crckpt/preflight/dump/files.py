@@ -22,12 +22,7 @@ _OF_FILE_SYSTEM = re.compile(r"^fanotify sdev:", re.MULTILINE)
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
 # Keys of causes by why a file is not reached.
-_UNREACHABLE = {
-    "mount": "mount-lookup",
-    "hidden": "file-hidden",
-    "long": "long-path",
-    "queue": "message-queue",
-}
+_UNREACHABLE = {"mount": "mount-lookup", "hidden": "file-hidden", "long": "long-path", "queue": "message-queue"}
 # Keys of causes by the path of a map.
 _UNKNOWN_MAPS = {"/secretmem": "secretmem", "anon_inode:[io_uring]": "io-uring"}
 
@@ -132,12 +127,6 @@ def _find_kernel_files(observed: Observed) -> Iterator[Finding]:
         process, judge = processes[held.pid], judges[held.pid]
         if judge is not None and not judge(held.file):
             yield cause("kernel-file-open").finding(pid=held.pid, comm=process.comm, fd=held.fd, path=held.file.path)
-
-
-def ghost_files(observed: Observed) -> frozenset[tuple[str, int]]:
-    """Return (path, bytes) of the files in use that have no name any more: CRIU copies them into its images."""
-    # A set: a file that is open many times is copied once (criu/files-reg.c:1036).
-    return frozenset((path, size) for path, size, links in find_deleted_files(observed) if not links)
 
 
 def count_deleted_bytes(observed: Observed, is_in_memory: Callable[[str], bool]) -> int:
