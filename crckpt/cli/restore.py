@@ -21,7 +21,7 @@ from crckpt.ops.restore.attempt import RestoreResult
 from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
-from crckpt.preflight.restore.plan import Grown, Written
+from crckpt.preflight.restore.host import Grown, Written
 
 
 def restore(

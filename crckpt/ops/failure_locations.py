@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -16,37 +15,28 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
 
 
-def name_place_in_tree(observed: Observed, *, inside: bool) -> Callable[[Explanation], FailureLocation | None]:
-    """Name places by the tree that was to be dumped, as it is now. `inside`: CRIU knows it by PIDs of its namespace."""
-
-    def find_place(explanation: Explanation) -> FailureLocation | None:
-        numbers = {process.ns_pids[-1] if inside else process.pid: process for process in observed.tree.processes}
-        if explanation.place is None:
-            return _find_own_end(observed, explanation.outside_end) if explanation.outside_end else None
-        process = numbers.get(explanation.place.pid)
-        if process is None or explanation.place.fd is None or explanation.place.path:
-            return explanation.place
-        return replace(explanation.place, path=_live_title(observed, process, explanation.place.fd))
-
-    return find_place
+def name_place_in_tree(observed: Observed, explanation: Explanation, *, inside: bool) -> FailureLocation | None:
+    """Name the place by the tree that was to be dumped, as it is now. `inside`: CRIU knows PIDs of its namespace."""
+    numbers = {process.ns_pids[-1] if inside else process.pid: process for process in observed.tree.processes}
+    if explanation.place is None:
+        return _find_own_end(observed, explanation.outside_end) if explanation.outside_end else None
+    process = numbers.get(explanation.place.pid)
+    if process is None or explanation.place.fd is None or explanation.place.path:
+        return explanation.place
+    return replace(explanation.place, path=_live_title(observed, process, explanation.place.fd))
 
 
-def name_place_in_images(tree: ImageTree) -> Callable[[Explanation], FailureLocation | None]:
-    """Name places by the images of the tree that was to be restored."""
-
-    def find_place(explanation: Explanation) -> FailureLocation | None:
-        process = next(
-            (found for found in tree.processes if explanation.place and found.pid == explanation.place.pid), None
-        )
-        if explanation.place is None or process is None:
-            return explanation.place
-        place = replace(explanation.place, comm=process.comm)
-        file = next((found.file for found in process.descriptors if found.fd == place.fd), None)
-        if file is None or place.path:
-            return place
-        return replace(place, path=file.path if isinstance(file, RegularFile) else file.title)
-
-    return find_place
+def name_place_in_images(tree: ImageTree, explanation: Explanation) -> FailureLocation | None:
+    """Name the place by the images of the tree that was to be restored."""
+    place = explanation.place
+    process = next((found for found in tree.processes if place and found.pid == place.pid), None)
+    if place is None or process is None:
+        return place
+    place = replace(place, comm=process.comm)
+    file = next((found.file for found in process.descriptors if found.fd == place.fd), None)
+    if file is None or place.path:
+        return place
+    return replace(place, path=file.path if isinstance(file, RegularFile) else file.title)
 
 
 def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:

@@ -22,7 +22,7 @@ from crckpt.host.proc.fd import read_info, read_targets
 from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
-from crckpt.ops.lazy.marks import is_unfilled
+from crckpt.ops.lazy.family import is_unfilled
 from crckpt.tracking.keeper.client import forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
 

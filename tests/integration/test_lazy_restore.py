@@ -19,7 +19,7 @@ from stopped_trees import JOB
 from trees import PROGRAMS, PYTHON, wait_for
 
 from crckpt.host import proc
-from crckpt.ops.lazy.marks import is_incomplete
+from crckpt.ops.lazy.family import is_incomplete
 
 MEGABYTES = 40
 

@@ -53,8 +53,7 @@ from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, find_releases, read_resources
 from crckpt.preflight.restore.descriptors import find_needed_locks
-from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import FileState, HostState, PlannedRestore
 from crckpt.store import is_blank
 from crckpt.store.layout import SCRATCH
 

@@ -35,8 +35,7 @@ from crckpt.model import PAGE_SIZE, Count
 from crckpt.preflight.restore.attributes import AttributeVerdict
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.descriptors import needs_terminal
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
 class Judgement(Struct, frozen=True):

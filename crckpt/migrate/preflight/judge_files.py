@@ -21,8 +21,7 @@ from crckpt.causes import Finding, cause
 from crckpt.images.filelocks import LockKind
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.preflight.restore.files import check_file, file_uses, find_needed_files, read_file_facts
-from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import FileState, HostState, PlannedRestore
 
 
 class LocalFile(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from crckpt.criu.engine import CriuResult, run_id
@@ -75,7 +76,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
         found, kind = None if was_killed else explanation.finding, DumpFailed
         if found is not None and has_base and found.key in _OF_THE_BASE:
             kind = BaseMismatch
-        find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
+        find_place = partial(name_place_in_tree, target.observed, inside="pid" in target.plan.enter)
         known = (*target.plan.blockers, find_full_directory(target.context))
         failure = criu_failure(result, kind, "the dump", find_place, known=known)
         if found is not None and found.key == "no-space":

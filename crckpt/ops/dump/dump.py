@@ -78,7 +78,7 @@ def examined(request: DumpRequest, context: Context) -> Iterator[DumpTarget]:
     What prevents a dump is in its plan. Raises UsageError, TargetNotRunning, HostCannot.
     """
     from crckpt.ops.dump.examine import observe_target
-    from crckpt.ops.lazy.marks import wait_until_complete
+    from crckpt.ops.lazy.family import wait_until_complete
 
     with ExitStack() as stack:
         with nothing_begun_reported(context):

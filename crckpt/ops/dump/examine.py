@@ -29,7 +29,7 @@ from crckpt.ops.dump.launch import pinned_target
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.last_checkpoint import LastCheckpoint
-from crckpt.ops.lazy.marks import wait_until_complete
+from crckpt.ops.lazy.family import wait_until_complete
 from crckpt.preflight.dump.checks import UNCONDITIONAL, UNTESTED_KIND, DumpPlan, plan_dump
 from crckpt.preflight.dump.descriptors import outside_terminals
 from crckpt.preflight.dump.files import count_deleted_bytes

@@ -247,13 +247,13 @@ def page_changes(before: Memory, after: Memory, numbers: tuple[_PackNumbers, _Pa
     # last two.
     counts = np.zeros((len(new) + len(old), 3), np.int64)
     counts[: len(new), 1] = [region.pages for region in new]
-    unknown: list[_UnknownPages] = []
+    unknown: list[tuple[int, Extents, Extents]] = []
     for left, right, low, high in overlaps:
         one, two = (cut_extents(region.extents, low, high) for region in (old[left], new[right]))
         both, changed, pages = _compare_places(one, two, numbers)
         counts[right, :2] += (changed, -both)
         counts[heirs[left], 2] -= both
-        unknown.append(_UnknownPages(right, *pages))
+        unknown.append((right, *pages))
     for left, region in enumerate(old):
         counts[heirs.get(left, len(new) + left), 2] += region.pages
     # Compare all maps at once: that takes two passes through the store, not two for each map.
@@ -267,14 +267,6 @@ def page_changes(before: Memory, after: Memory, numbers: tuple[_PackNumbers, _Pa
             place = region.vma.start, region.vma.end, region.permissions, region.label
             changes.append(MapChange(*place, state, PageChanges(*row)))
     return tuple(sorted(changes, key=lambda change: (change.start, change.end)))
-
-
-class _UnknownPages(Struct, frozen=True):
-    """Pages that a map has in both checkpoints, in different places of the store: they may be equal."""
-
-    row: int
-    before: Extents
-    after: Extents
 
 
 def _overlaps(old: tuple[Region, ...], new: tuple[Region, ...]) -> Iterator[tuple[int, int, int, int]]:
@@ -317,12 +309,14 @@ def _compare_places(
     return both, changed, (before[is_unknown], after[is_unknown])
 
 
-def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages], rows: int) -> Positions:
-    """Read the unknown pages, and count those that differ in each row."""
-    one = np.concatenate([np.empty(0, EXTENT), *(part.before for part in unknown)])
-    two = np.concatenate([np.empty(0, EXTENT), *(part.after for part in unknown)])
+def _compare_contents(
+    before: Memory, after: Memory, unknown: list[tuple[int, Extents, Extents]], rows: int
+) -> Positions:
+    """Read the pages that may be equal, of a row before and after, and count those that differ in each row."""
+    one = np.concatenate([np.empty(0, EXTENT), *(old for _, old, _ in unknown)])
+    two = np.concatenate([np.empty(0, EXTENT), *(new for *_, new in unknown)])
     ends = extent_ends(one)
-    row = np.repeat([part.row for part in unknown], [len(part.before) for part in unknown])
+    row = np.repeat([at for at, *_ in unknown], [len(old) for _, old, _ in unknown])
     counts = np.zeros(rows, np.int64)
     for first, differ in _differing_pages(before.contents(one), after.contents(two)):
         cells = np.searchsorted(ends, first + np.flatnonzero(differ), side="right")

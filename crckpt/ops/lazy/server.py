@@ -33,8 +33,7 @@ from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.host.syscalls.userfaultfd import MissingPages
 from crckpt.ops.lazy.address_space import FilledSpace
 from crckpt.ops.lazy.client import Arrived, Attach, FillerAnswer, Plan, fetches_over
-from crckpt.ops.lazy.family import Family, GuardedTree, fork_guarded
-from crckpt.ops.lazy.marks import open_mark, remove_mark
+from crckpt.ops.lazy.family import Family, GuardedTree, fork_guarded, open_mark, remove_mark
 from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan

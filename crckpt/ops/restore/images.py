@@ -33,7 +33,7 @@ from crckpt.ops.inspect.images import unpack_images
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.lazy.plan import make_plans
 from crckpt.preflight.restore.files import find_unsized
-from crckpt.preflight.restore.plan import Grown
+from crckpt.preflight.restore.host import Grown
 from crckpt.store import Checkpoint, Repository
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +45,7 @@ from crckpt.ops.restore.survey import plan_restore, survey
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.descriptors import find_needed_numbers
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import PlannedRestore
 from crckpt.preflight.restore.rehearsal import (
     find_needed_addresses,
     find_rehearsal_blockers,
@@ -342,7 +343,7 @@ def _run_criu(
         # What explains more comes first: a damaged store, too little memory, and only then what CRIU says of it.
         streamer.check()
         _check_memory(isolated)
-        find_place, values = name_place_in_images(isolated.tree), isolated.request.values
+        find_place, values = partial(name_place_in_images, isolated.tree), isolated.request.values
         raise criu_failure(result, RehearsalFailed, "the rehearsal", find_place, NOTHING_LEFT, values=values)
     return result
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.preflight.restore.plan import Grown, TerminalChoice, Written
+from crckpt.preflight.restore.host import Grown, TerminalChoice, Written
 
 
 class RestoreRequest(Struct, frozen=True):

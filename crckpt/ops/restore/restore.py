@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, Refusal, cause, preflight_refusal
 from crckpt.criu.command import Paths
-from crckpt.criu.engine import CriuResult
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import (
     NOTHING_LEFT,
@@ -310,7 +310,13 @@ def _build(
         with orphans.ended_on_failure(frozenset() if criu.new else find_needed_ids(tree)):
             ran = criu.run.follow(criu.hold, in_hold)
             if not ran.ok:
-                raise _criu_failure(ran, tree, attempt, criu)
+                # Only for failures, and slow to load.
+                from crckpt.ops.failure_locations import name_place_in_images
+
+                with interrupts_allowed():
+                    criu.streamer.check()
+                    place, values = partial(name_place_in_images, tree), attempt.values
+                    raise criu_failure(ran, RestoreFailed, "the restore", place, NOTHING_LEFT, values=values)
             outer = result.pid or root
             add(_check_root(root, outer, criu.init, holder, attempt) if detach else ())
         # The tree runs: nothing that fails from here on may end it.
@@ -323,16 +329,6 @@ def _build(
         to = outer if holder is not None else criu.init or root
         forward_signals(to, on_our_terminal=is_ours and tree.root.sid != root)
         return replace(result, job=start_job(tree, child, criu.init, terminal, modes))
-
-
-def _criu_failure(result: CriuResult, tree: ImageTree, attempt: RestoreAttempt, criu: LaunchedCriu) -> CrckptError:
-    # Only for failures, and slow to load.
-    from crckpt.ops.failure_locations import name_place_in_images
-
-    with interrupts_allowed():
-        criu.streamer.check()
-        find_place = name_place_in_images(tree)
-        return criu_failure(result, RestoreFailed, "the restore", find_place, NOTHING_LEFT, values=attempt.values)
 
 
 def _note_restored(attempt: RestoreAttempt) -> None:

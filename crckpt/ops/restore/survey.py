@@ -50,11 +50,11 @@ from crckpt.preflight.restore.host import (
     HostState,
     HugePages,
     Need,
+    PlannedRestore,
     Refusal,
     count_huge_pages,
     kernel_needs,
 )
-from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.sockets import find_bound_sockets, find_named_sockets, find_netlink_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.store import Checkpoint

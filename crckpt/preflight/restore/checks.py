@@ -17,8 +17,7 @@ from crckpt.preflight.restore.descriptors import (
     two_way_pipes,
 )
 from crckpt.preflight.restore.files import judge_files
-from crckpt.preflight.restore.host import HostState, judge_requirements
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore, judge_requirements
 from crckpt.preflight.restore.sockets import judge_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids, find_taken_ids, judge_tasks
 

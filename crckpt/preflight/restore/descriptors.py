@@ -16,8 +16,7 @@ from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree, Thread
 from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.preflight.restore.files import find_needed_files, find_needed_path
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 _STDERR = 2
 # Terminals that remain after the program has ended, for the next user who logs in there.

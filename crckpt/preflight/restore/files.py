@@ -19,8 +19,7 @@ from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import Terminal
 from crckpt.model import utc_datetime
-from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.plan import Grown, PlannedRestore
+from crckpt.preflight.restore.host import FileState, Grown, HostState, PlannedRestore
 
 if TYPE_CHECKING:
     from crckpt.host.proc.file_users import FileWriter

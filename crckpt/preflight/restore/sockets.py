@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.sockets import Binding
 from crckpt.images.sockets import DATAGRAM, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
 def find_bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Binding]]:

@@ -9,8 +9,7 @@ from typing import Final
 from crckpt.causes import Finding, cause
 from crckpt.images.core import STOPPED
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 _SHOWN_S: Final = 1
 

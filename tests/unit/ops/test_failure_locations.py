@@ -30,7 +30,7 @@ def seen(listening: socket.socket) -> Observed:
 
 def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
     explanation = Explanation(None, (), place=FailureLocation(pid or os.getpid(), fd=fd))
-    place = name_place_in_tree(seen, inside=False)(explanation)
+    place = name_place_in_tree(seen, explanation, inside=False)
     assert place is not None
     return place.path
 

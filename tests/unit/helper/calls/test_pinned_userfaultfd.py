@@ -18,7 +18,7 @@ from trees import PYTHON, wait_for
 from crckpt.helper.calls.taken_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
 from crckpt.host.syscalls.userfaultfd import FaultMessage, Kind, MissingPages
-from crckpt.ops.lazy.marks import is_incomplete
+from crckpt.ops.lazy.family import is_incomplete
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may enter all processes")
 

@@ -11,7 +11,7 @@ import pytest
 
 from crckpt.host.disk.own_files import runtime_directory
 from crckpt.host.proc import Identity, identify
-from crckpt.ops.lazy.marks import is_unfilled, open_mark, remove_mark, wait_until_released
+from crckpt.ops.lazy.family import is_unfilled, open_mark, remove_mark, wait_until_released
 
 ROOTS = tuple(Identity("", (1 << 30) + number, 77) for number in range(4))
 ROOT = ROOTS[0]

@@ -10,8 +10,7 @@ from restore_plans import CHANGED_AFTER, CREATED, LOG, RESOURCES
 
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.files import find_needed_files, find_needed_path
-from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import FileState, HostState, PlannedRestore
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from restore_plans import LOG, PLAIN, only_blocker, with_changed
 
 from crckpt.host.proc import IdUser
 from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
 @pytest.mark.parametrize("ours", ["4.1.1", "3.17.1", "4.1-rc1"])

@@ -21,8 +21,7 @@ from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.files import file_uses, find_changed_paths, find_needed_files, find_needed_path
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
 def file_of(tree: ImageTree, path: str) -> RegularFile:

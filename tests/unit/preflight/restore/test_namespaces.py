@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from crckpt.preflight.restore.checks import UNCONDITIONAL, judge_restore
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
 def test_recorded_user_namespace_is_an_unconditional_blocker(planned: PlannedRestore, host: HostState) -> None:

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from crckpt.images.pipes import Pipe
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.descriptors import OutsidePipe
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
 def test_pipes_to_an_outside_process(planned: PlannedRestore, host: HostState) -> None:

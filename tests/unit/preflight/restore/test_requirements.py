@@ -22,11 +22,11 @@ from crckpt.preflight.restore.host import (
     HostState,
     HugePages,
     Need,
+    PlannedRestore,
     find_needed_features,
     judge_requirements,
     kernel_needs,
 )
-from crckpt.preflight.restore.plan import PlannedRestore
 
 IMAGES = TESTS / "data/images/tree"
 NAMES = frozenset(path.name for path in IMAGES.iterdir())

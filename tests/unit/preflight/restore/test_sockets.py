@@ -9,8 +9,7 @@ from crckpt.images.files import OpenFile
 from crckpt.images.sockets import DATAGRAM, Address, InetSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import judge_restore
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 from crckpt.preflight.restore.sockets import find_bound_sockets
 
 

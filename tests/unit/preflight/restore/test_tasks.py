@@ -9,8 +9,7 @@ from restore_plans import only_blocker
 from crckpt.host.proc import IdUser
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import judge_restore
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.host import HostState, PlannedRestore
 from crckpt.preflight.restore.tasks import find_needed_ids
 
 

@@ -15,8 +15,7 @@ from crckpt.preflight.restore.descriptors import (
     find_terminal_files,
     find_terminal_leader,
 )
-from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore, TerminalChoice
+from crckpt.preflight.restore.host import HostState, PlannedRestore, TerminalChoice
 
 
 def test_outside_terminal_is_needed(planned: PlannedRestore, host: HostState) -> None:
