@@ -121,12 +121,6 @@ def parse_directories(value: Value) -> tuple[int, bytes, bytes]:
     return umask, bytes(paths[:length]), bytes(paths[length:])
 
 
-def _set_core_filter(pid: int, value: Value) -> None:
-    # It is not known if the process was killed during the dump.
-    if value:
-        Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}")
-
-
 def _autogroup_nice(pid: int) -> Value:
     """The nice value of the autogroup of a process; nothing if it is in none, or the kernel has no autogroups."""
     with suppress(FileNotFoundError):
@@ -182,7 +176,8 @@ SETTERS: Final[dict[str, Callable[[int, Value], object]]] = {
     "utilization": _set_utilization,
     "deadline": lambda tid, value: _set_scheduling(tid, DEADLINE, value[0], 0, 0, *value[1:]),
     "timer_slack": lambda tid, value: Path(f"/proc/{tid}/timerslack_ns").write_text(str(value[0])),
-    "core_filter": _set_core_filter,
+    # It is not known if the process was killed during the dump.
+    "core_filter": lambda pid, value: value and Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}"),
     "autogroup_nice": lambda pid, value: Path(f"/proc/{pid}/autogroup").write_text(str(value[0] if value else 0)),
 }
 

@@ -2,7 +2,8 @@
 
 A store or a set of images may come from elsewhere (a backup, a colleague). Instead of a regular file it may contain a
 link to another file, a FIFO on which open(2) blocks, a device that acts when it is opened, a file of another user, or a
-sparse file of a terabyte.
+sparse file of a terabyte. Opening acts on some devices, wakes programs that wait for a FIFO, and mounts what is mounted
+only when it is used. Source: open(2), O_PATH; Documentation/filesystems/autofs.rst.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.path_trust import open_path
+from crckpt.host.disk.path_trust import PathEntry, is_redirected, open_path
 from crckpt.host.opened import closed_on_failure, opened
+from crckpt.host.proc.mountinfo import read_mounts
 
 # The file may be replaced after the first check: do not follow a link, wait for a FIFO, or get a controlling terminal.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -30,6 +35,20 @@ _HEAD: Final = 512
 _MOST_HOLE: Final = 16 << 30
 # Refuse a file whose holes exceed 16 GiB and of which less than a sixteenth is on disk: it takes hours to read.
 _LEAST_SHARE: Final = 16
+
+_HASHED_AT_ONCE: Final = 1 << 20
+
+_PT_NOTE = 4
+_NT_GNU_BUILD_ID = 3
+
+# Most bytes of program headers that we read: a file may declare 4 GiB.
+_MOST_HEADERS = 1 << 20
+
+# Bytes at the start of a file in which linkers put its headers and its build-id.
+_USUALLY = 4096
+
+# No file is as long.
+_MOST = 1 << 62
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
@@ -197,3 +216,114 @@ def _check(found: os.stat_result, path: str | Path, most: int | None, owner: int
 def _check_owner(found: os.stat_result, path: str | Path, owner: int | None) -> None:
     if found.st_uid not in (_ROOT, os.geteuid(), owner):
         raise IntegrityError(f"{path} belongs to uid {found.st_uid}, not to root or the user of crckpt")
+
+
+def read_digest(descriptor: int, size: int, report: Callable[[int], None] = lambda _: None) -> str:
+    """The digest of an open file, in hexadecimal; empty if it does not have `size` bytes. Raises OSError.
+
+    `report` is called with the number of bytes after each read.
+    """
+    found = hashlib.sha256()
+    position = 0
+    # Read one byte more than expected: the file may grow.
+    while content := os.pread(descriptor, min(_HASHED_AT_ONCE, size + 1 - position), position):
+        found.update(content)
+        position += len(content)
+        report(len(content))
+        if position > size:
+            return ""
+    return found.hexdigest() if position == size else ""
+
+
+def read_build_id(path: str) -> bytes | None:
+    """The GNU build-id of a 64-bit little-endian ELF file; None for other files and files without one.
+
+    Layout: elf(5), program headers of type PT_NOTE. Raises OSError if the file cannot be read.
+    """
+    # The owner of the path may have put a FIFO or a device there.
+    descriptor, _ = open_regular(path)
+    if descriptor is None:
+        return None
+    with opened(descriptor):
+        start = os.pread(descriptor, _USUALLY, 0)
+        if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
+            return None
+        # e_phoff; e_phentsize, e_phnum
+        offset, size, count = struct.unpack("<Q", start[32:40]) + struct.unpack("<HH", start[54:58])
+        table = _part(descriptor, start, offset, min(size * count, _MOST_HEADERS))
+        # An entry has 56 bytes; a damaged file may declare 0, for which range() raises an error.
+        for at in range(0, len(table) - 55, size or 1):
+            kind, _flags, place, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
+            notes = _part(descriptor, start, place, min(length, 1 << 16)) if kind == _PT_NOTE else b""
+            note = 0
+            while note + 12 <= len(notes):
+                name_length, length, kind = struct.unpack_from("<III", notes, note)
+                # Name and content are padded to 4 bytes each.
+                content = note + 12 + (name_length + 3) // 4 * 4
+                if kind == _NT_GNU_BUILD_ID and notes[note + 12 : note + 12 + name_length] == b"GNU\0":
+                    return notes[content : content + length]
+                note = content + (length + 3) // 4 * 4
+    return None
+
+
+def _part(descriptor: int, start: bytes, offset: int, length: int) -> bytes:
+    """`length` bytes of a file from `offset` on, fewer at its end. `start` was read before."""
+    if offset + length <= len(start):
+        return start[offset : offset + length]
+    return os.pread(descriptor, length, offset) if offset < _MOST else b""
+
+
+class HeldFile(Struct, frozen=True):
+    """The file that a path leads to: its `status`, and the `link` by which it can be opened while it is held.
+
+    `owners`: of the file, and of all directories and links of its path. `is_unmounted`: the path leads through a
+    directory on which nothing is mounted yet; `status` is that directory's. `is_redirected`: a restore does not follow
+    a symbolic link of the path.
+    """
+
+    status: os.stat_result
+    link: str
+    owners: frozenset[int]
+    is_unmounted: bool = False
+    is_redirected: bool = False
+
+
+@contextmanager
+def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Iterator[HeldFile]:
+    """Hold the file that an absolute path leads to, or, unless `follow`, a symbolic link at its end itself.
+
+    `automounts`: the result of `find_automounts`. Raises OSError.
+    """
+    place = Path(path)
+    try:
+        descriptor, entries = open_path(place if follow else place.parent)
+        if not follow:
+            with opened(descriptor) as above:
+                descriptor = os.open(place.name or "/", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            entries = (*entries, PathEntry(place, os.fstat(descriptor)))
+    except (FileNotFoundError, NotADirectoryError):
+        # Below such a directory nothing exists until something is mounted. Open the nearest one above that exists.
+        descriptor, entries = _open_nearest(place)
+        if not any(entry.status.st_dev in automounts for entry in entries):
+            os.close(descriptor)
+            raise
+    with opened(descriptor):
+        yield HeldFile(
+            entries[-1].status,
+            f"/proc/self/fd/{descriptor}",
+            frozenset(entry.status.st_uid for entry in entries),
+            any(entry.status.st_dev in automounts for entry in entries),
+            is_redirected(entries if follow else entries[:-1]),
+        )
+
+
+def find_automounts() -> frozenset[int]:
+    """Find the devices of automounts: a path that leads through one ends at a directory with nothing mounted yet."""
+    return frozenset(mount.device for mount in read_mounts() if mount.kind == "autofs")
+
+
+def _open_nearest(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
+    for above in path.parents:
+        with suppress(OSError):
+            return open_path(above)
+    return open_path(Path("/"))

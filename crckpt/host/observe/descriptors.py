@@ -1,4 +1,7 @@
-"""Find descriptors that a restore would not make as they are: with another owner of signals, and a /dev/tty.
+"""Find descriptors that a restore would not make as they are: owners of signals, a /dev/tty, ends of pipes.
+
+The kernel does not report which process has the other end of a pipe. poll(2) reports whether one has, even in the queue
+of a socket: POLLHUP at the read end, POLLERR at the write end. Source: fs/pipe.c, pipe_poll.
 
 /proc does not show the owner. CRIU sets it before it makes threads (criu/files.c, restore_fown). Source: fcntl(2),
 F_GETOWN_EX.
@@ -6,20 +9,23 @@ F_GETOWN_EX.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import select
 import stat
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.opened import opened, poll_now
 from crckpt.host.proc import Descriptor, Process
 from crckpt.host.proc.status import Stat, read_stat, read_status
-from crckpt.host.process.pidfd import borrow_each
+from crckpt.host.process.pidfd import borrow, borrow_each
 
 _F_GETOWN_EX: Final = 16
 _OWNER: Final = struct.Struct("=2i")  # struct f_owner_ex: type, pid
@@ -84,10 +90,10 @@ def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Des
     CRIU looks at the first one only. Of all pseudo terminals that are open on the same session, with the session's
     leader in the foreground, the first one must be open in the same process. A master counts, too.
     """
-    opened: dict[int, list[Descriptor]] = {}
+    by_pid: dict[int, list[Descriptor]] = {}
     for found in descriptors:
-        opened.setdefault(found.pid, []).append(found)
-    ordered = tuple(found for process in processes for found in opened.get(process.pid, ()))
+        by_pid.setdefault(found.pid, []).append(found)
+    ordered = tuple(found for process in processes for found in by_pid.get(process.pid, ()))
     current = next((found for found in ordered if found.device == _CURRENT), None)
     stats: dict[int, Stat] = {}
     for pid in {found.pid for found in ordered}:
@@ -107,3 +113,59 @@ def _is_of_session(found: Descriptor, its: Stat, stats: dict[int, Stat]) -> bool
     # The process itself must have it as its controlling terminal.
     own = stats.get(found.pid)
     return found.device == its.terminal and own is not None and (own.terminal, own.sid) == (its.terminal, its.sid)
+
+
+def is_read_end(end: Descriptor) -> bool:
+    """Return whether a pipe can be read there."""
+    return end.flags & os.O_ACCMODE != os.O_WRONLY
+
+
+def is_write_end(end: Descriptor) -> bool:
+    """Return whether a pipe can be written to there."""
+    return end.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def group_by_pipe(descriptors: Iterable[Descriptor]) -> dict[int, tuple[Descriptor, ...]]:
+    """Group descriptors by the inode of their pipe, in the order given. Skip named pipes."""
+    found: dict[int, tuple[Descriptor, ...]] = {}
+    for each in descriptors:
+        inode = each.target.removeprefix("pipe:[").removesuffix("]")
+        if each.target.startswith("pipe:[") and inode.isdecimal():
+            found[int(inode)] = (*found.get(int(inode), ()), each)
+    return found
+
+
+def make_filled_pipe(size: int, content: bytes) -> tuple[int, int]:
+    """Make a pipe that holds `size` bytes (0: the default) and has `content` in it; return both ends.
+
+    The caller closes them. Raises OSError if we may not make it so large.
+    """
+    with ExitStack() as undo:
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for end in (reader, writer):
+            undo.callback(os.close, end)
+        if size:
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
+        # No process reads: what does not fit now never will.
+        if content and os.write(writer, content) < len(content):
+            raise OSError(errno.ENOSPC, "a pipe holds less than it did")
+        undo.pop_all()
+    return reader, writer
+
+
+def find_closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
+    """Find the inodes of pipes whose other end no process has, in the tree or elsewhere.
+
+    Skip a process that has just closed its end, or that we may not inspect.
+    """
+    return frozenset(inode for inode, ends in group_by_pipe(descriptors).items() if _is_closed(inode, ends))
+
+
+def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
+    # Write ends first: if the tree writes, the question is whether anybody reads.
+    for end in sorted(ends, key=is_read_end):
+        with suppress(OSError), opened(borrow(end.pid, end.fd)) as borrowed:
+            # The number may belong to another file by now.
+            if os.fstat(borrowed).st_ino == inode:
+                return bool(poll_now(borrowed) & (select.POLLERR | select.POLLHUP))
+    return False

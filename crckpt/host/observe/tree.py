@@ -15,9 +15,8 @@ from msgspec.structs import asdict, astuple, replace
 from crckpt.host import proc
 from crckpt.host.observe import files, tasks
 from crckpt.host.observe import sockets as observed_sockets
-from crckpt.host.observe.descriptors import LostOwner, find_lost_owners, find_unsaved_current
+from crckpt.host.observe.descriptors import LostOwner, find_closed_pipes, find_lost_owners, find_unsaved_current
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
-from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host.disk.untrusted_path import find_automounts, held
+from crckpt.host.disk.checked_files import find_automounts, held
 from crckpt.host.observe.sock_diag import opened_file, read_path, read_unix_sockets
 from crckpt.host.opened import opened
 from crckpt.host.syscalls.openat2 import RENAME_EXCHANGE, RENAME_NOREPLACE, open_without_links, rename_within

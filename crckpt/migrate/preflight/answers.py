@@ -2,7 +2,7 @@
 
 Nothing is made or changed here, except that the trial of a CRIU that crckpt does not know yet dumps and restores a
 process of its own, as `crckpt doctor` does. The paths of files come from the other host: see
-`crckpt.host.disk.untrusted_path`. A file system that does not answer cannot be made to: a thread waits for it, and this
+`crckpt.host.disk.checked_files`. A file system that does not answer cannot be made to: a thread waits for it, and this
 module only for the thread. No file system is disconnected for a question.
 """
 
@@ -25,10 +25,8 @@ from crckpt.causes import cause, mebibytes
 from crckpt.errors import HostCannot, error_text
 from crckpt.host import machine
 from crckpt.host.disk import space
-from crckpt.host.disk.checked_files import regular_opened
-from crckpt.host.disk.digests import read_build_id, read_digest
+from crckpt.host.disk.checked_files import HeldFile, find_automounts, held, read_build_id, read_digest, regular_opened
 from crckpt.host.disk.path_trust import find_group_name, find_user_name
-from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.status import namespace
 from crckpt.host.process.signals import start_thread

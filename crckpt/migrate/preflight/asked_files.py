@@ -12,8 +12,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from crckpt.host.disk.checked_files import regular_opened
-from crckpt.host.disk.digests import read_build_id, read_digest
+from crckpt.host.disk.checked_files import read_build_id, read_digest, regular_opened
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import read_maps

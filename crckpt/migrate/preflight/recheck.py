@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import cause
 from crckpt.errors import KEEPS_RUNNING, PreflightRefused, error_text
-from crckpt.host.disk.checked_files import regular_opened
-from crckpt.host.disk.digests import read_digest
+from crckpt.host.disk.checked_files import read_digest, regular_opened
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.file_users import list_writable

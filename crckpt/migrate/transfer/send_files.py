@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from crckpt.causes import mebibytes
 from crckpt.errors import KEEPS_RUNNING, DumpFailed, HostCannot, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files, space
-from crckpt.host.disk.checked_files import open_regular
-from crckpt.host.disk.digests import read_digest
+from crckpt.host.disk.checked_files import open_regular, read_digest
 from crckpt.host.disk.path_trust import find_group_name, find_user_name
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.steps import step

@@ -28,7 +28,7 @@ from crckpt.host.attributes.sockets import SocketRecord, read_sockets
 from crckpt.host.disk.checked_files import digest_head, read_head
 from crckpt.host.disk.users import LinkTarget, read_link_target
 from crckpt.host.network.packet_filter import PacketRules, read_packet_rules
-from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.observe.descriptors import find_closed_pipes
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files

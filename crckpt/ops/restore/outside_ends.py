@@ -17,7 +17,7 @@ from crckpt.helper.terminal.client import TerminalHolder, held_terminal
 from crckpt.helper.terminal.protocol import HeldTree
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
-from crckpt.host.observe.pipes import make_filled_pipe
+from crckpt.host.observe.descriptors import make_filled_pipe
 from crckpt.host.process import run
 from crckpt.images.pipes import PipeContent
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT

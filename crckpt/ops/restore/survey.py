@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from crckpt.causes import preflight_refusal
 from crckpt.criu.find import Criu
 from crckpt.host import machine, proc
-from crckpt.host.disk import digests, packages, space
-from crckpt.host.disk.checked_files import read_head
+from crckpt.host.disk import checked_files, packages, space
+from crckpt.host.disk.checked_files import held, read_head
 from crckpt.host.disk.files import status_of
 from crckpt.host.disk.other_names import OtherNames
-from crckpt.host.disk.untrusted_path import held
 from crckpt.host.observe import sockets
 from crckpt.host.observe.unix_names import UnixNames
 from crckpt.host.probes import network
@@ -243,7 +242,7 @@ def _file(wanted: PlannedRestore, path: str, file: RegularFile, names: OtherName
         return None
     now, is_redirected = b"", False
     with suppress(OSError):  # the file has gone, or another program has a lease on it
-        now = (digests.read_build_id(path) if file.build_id else None) or b""
+        now = (checked_files.read_build_id(path) if file.build_id else None) or b""
     if is_linked := os.path.realpath(path) != path:
         with suppress(OSError), held(path, frozenset(), follow=not file.flags & os.O_NOFOLLOW) as here:
             is_redirected = here.is_redirected

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.host.observe.pipes import group_by_pipe, is_read_end, is_write_end
+from crckpt.host.observe.descriptors import group_by_pipe, is_read_end, is_write_end
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.procfs import DELETED

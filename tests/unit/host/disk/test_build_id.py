@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.disk import digests
+from crckpt.host.disk import checked_files
 
 ELF = Path(sys.executable).resolve()
 
@@ -38,11 +38,11 @@ def image(*segments: tuple[int, bytes], offset: int = 64, entry: int = 56) -> by
 
 def read(path: Path, data: bytes) -> bytes | None:
     path.write_bytes(data)
-    return digests.read_build_id(str(path))
+    return checked_files.read_build_id(str(path))
 
 
 def test_build_id_matches_readelf_or_file() -> None:
-    found = digests.read_build_id(str(ELF))
+    found = checked_files.read_build_id(str(ELF))
     assert found is None or len(found) in (8, 16, 20, 32)
     try:
         output = subprocess.run(["readelf", "-n", ELF], capture_output=True, text=True, check=True).stdout
@@ -91,13 +91,13 @@ def test_segment_outside_the_file_gives_none(tmp_path: Path) -> None:
 
 def test_unreadable_file_gives_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        digests.read_build_id(str(tmp_path / "none"))
-    assert digests.read_build_id(str(tmp_path)) is None
+        checked_files.read_build_id(str(tmp_path / "none"))
+    assert checked_files.read_build_id(str(tmp_path)) is None
 
 
 def test_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    assert digests.read_build_id(str(tmp_path / "fifo")) is None
+    assert checked_files.read_build_id(str(tmp_path / "fifo")) is None
 
 
 def test_huge_headers_take_no_memory(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_huge_headers_take_no_memory(tmp_path: Path) -> None:
     os.truncate(path, 8 << 30)
     tracemalloc.start()
     try:
-        assert digests.read_build_id(str(path)) is None
+        assert checked_files.read_build_id(str(path)) is None
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk import digests
+from crckpt.host.disk import checked_files
 from crckpt.host.disk.checked_files import (
     check_directory,
     open_checked,
@@ -172,7 +172,7 @@ def test_file_with_the_longest_name_is_replaced(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
 
 
-@pytest.mark.parametrize("read", [digests.read_build_id, read_file_ends])
+@pytest.mark.parametrize("read", [checked_files.read_build_id, read_file_ends])
 def test_device_and_fifo_are_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
     """Opening a device may have effects (a watchdog, a tape).
 

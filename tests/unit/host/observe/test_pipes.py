@@ -11,7 +11,13 @@ from own_process import descriptors as own_descriptors
 from small_programs import WAITS, program
 
 from crckpt.host import proc
-from crckpt.host.observe.pipes import find_closed_pipes, group_by_pipe, is_read_end, is_write_end, make_filled_pipe
+from crckpt.host.observe.descriptors import (
+    find_closed_pipes,
+    group_by_pipe,
+    is_read_end,
+    is_write_end,
+    make_filled_pipe,
+)
 
 
 def test_both_ends_of_a_pipe_form_one_group() -> None:
