@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
@@ -17,7 +18,7 @@ from crckpt.errors import HostCannot, error_text
 from crckpt.host import proc
 from crckpt.host.probes import probe_host
 from crckpt.host.probes.setup import has_gpu
-from crckpt.host.probes.trial import Fact, Outcome, fact
+from crckpt.host.probes.trial import Fact, limited, missing, ok
 from crckpt.host.process import run
 from crckpt.host.usage import ProcessUsage, read_process_usage
 from crckpt.ops.context import Context
@@ -131,43 +132,41 @@ def _facts(context: Context) -> tuple[Fact, ...]:
     locks = found.criu.locks_by_nftables if found and found.criu else None
     probed = tuple(probe_host(context.store, context.staging, named, locks))
     fix = "" if any(each.key in _OF_TRACKER and each.state == "ok" for each in probed) else _ANY_TRACKER
-    return (fact("criu", criu), fact("tracker", _tracker(criu, found, fix)), *probed)
+    return (replace(criu, key="criu"), replace(_tracker(criu, found, fix), key="tracker"), *probed)
 
 
-def _tracker(criu: Outcome, found: Search | None, fix: str) -> Outcome:
+def _tracker(criu: Fact, found: Search | None, fix: str) -> Fact:
     if not found or not found.criu:
-        return Outcome(criu.state, "not tried: there is no CRIU that works", "dumps may not be incremental", criu.fix)
+        untried, lost = "not tried: there is no CRIU that works", "dumps may not be incremental"
+        return replace(criu, found=untried, consequence=lost, safe=False)
     name, why = find_method(found.criu.path)
     if not LIBRARY.exists():
         lost = "" if name else "; --incremental and --pre-copy do not work: every dump is full"
-        return Outcome(
-            "limited" if name else "missing",
+        return (limited if name else missing)(
             "crckpt was installed without a C compiler",
             f"dumps interrupt system calls of programs{lost}",
             "apt-get install gcc libc6-dev; then install crckpt again",
         )
     if name:
-        return Outcome("ok", f"incremental dumps work ({name}: {why})")
-    return Outcome("missing", why, "--incremental and --pre-copy do not work: every dump is full", fix)
+        return ok(f"incremental dumps work ({name}: {why})")
+    return missing(why, "--incremental and --pre-copy do not work: every dump is full", fix)
 
 
-def _criu(context: Context) -> tuple[Outcome, Search | None]:
+def _criu(context: Context) -> tuple[Fact, Search | None]:
     """Look for a CRIU that works."""
     # Not in a child: the result of the trial is remembered, and the trial cleans up after itself.
     if os.geteuid() != 0:
         named = _first_candidate(context)
         found = f"{named} was not tried" if named else "CRIU is not installed"
-        return Outcome("limited", found, "only a trial shows whether it works, and that needs root", _AS_ROOT), None
+        return limited(found, "only a trial shows whether it works, and that needs root", _AS_ROOT), None
     try:
         found_by = search(context.criu_option, context.criu_configured)
     except (HostCannot, OSError) as error:
-        return Outcome(
-            "missing", f"the trial failed: {error_text(error)}", "nothing can be checkpointed", _INSTALL
-        ), None
+        return missing(f"the trial failed: {error_text(error)}", "nothing can be checkpointed", _INSTALL), None
     return judge_criu(found_by), found_by
 
 
-def judge_criu(found: Search) -> Outcome:
+def judge_criu(found: Search) -> Fact:
     """Say whether a CRIU works, and whether it is safe with programs of users."""
     tried = (
         f"{candidate.path} ({candidate.origin}): {why}"
@@ -177,15 +176,13 @@ def judge_criu(found: Search) -> Outcome:
     )
     skipped = "; ".join(("", *tried))
     if found.criu is None:
-        return Outcome(
-            "missing", f"no CRIU works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL, safe=True
-        )
+        return missing(f"no CRIU works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL, safe=True)
     criu = found.criu
     works = f"CRIU {criu.version} works: a trial dump and restore by {criu.path} ({criu.origin}) succeeded"
     if lets_programs_take_over(criu.version):
         lost = "a program can take control of what this CRIU runs in it (CVE-2026-18107): dump only programs of root"
-        return Outcome("limited", f"{works}{skipped}", lost, _INSTALL)
-    return Outcome("ok", f"{works}{skipped}")
+        return limited(f"{works}{skipped}", lost, _INSTALL)
+    return ok(f"{works}{skipped}")
 
 
 def _first_candidate(context: Context) -> Path | None:

@@ -10,8 +10,10 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from crckpt.host.probes import network, setup, tasks
-from crckpt.host.probes.trial import Fact, Outcome, fact, ok, probe_in_child
+from crckpt.host.probes.trial import Fact, ok, probe_in_child
 from crckpt.host.syscalls import memory_trials
 
 
@@ -22,7 +24,7 @@ def probe_host(
 
     `locks_by_nftables` is what `criu check` reports; None if it was not asked.
     """
-    probes: dict[str, Callable[[], Outcome]] = {
+    probes: dict[str, Callable[[], Fact]] = {
         "criu_plugins": lambda: setup.criu_plugins(criu),
         # The other facts say what it can do.
         "kernel": lambda: ok(f"{platform.release()} on {platform.machine()}"),
@@ -66,4 +68,4 @@ def probe_host(
     }
     # One at a time: some would disturb each other, for example by taking the PID that another has freed.
     for key, trial in probes.items():
-        yield fact(key, probe_in_child(trial))
+        yield replace(probe_in_child(trial), key=key)

@@ -13,7 +13,7 @@ from crckpt.host.network import packet_filter
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import raise_fence
 from crckpt.host.observe.sock_diag import ask_for_sockets
-from crckpt.host.probes.trial import Outcome, limited, missing, ok, run_with_capabilities
+from crckpt.host.probes.trial import Fact, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run
 from crckpt.host.syscalls import own_process
 from crckpt.model import MoveId
@@ -47,7 +47,7 @@ _FENCED = (HostAddress("192.0.2.1", 24, "eth0"), HostAddress("2001:db8::1", 64, 
 _MODULES_OF_RULE = "modprobe -a iptable_filter xt_mark"
 
 
-def tcp_repair() -> Outcome:
+def tcp_repair() -> Fact:
     """Put a socket into repair mode, and give it a sequence number."""
     lost = "--tcp keep does not work; with --tcp close programs see their connections closed"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -65,7 +65,7 @@ def tcp_repair() -> Outcome:
     return ok("TCP connections can be saved and restored")
 
 
-def lock_by_nftables(of_criu: bool | None) -> Outcome:
+def lock_by_nftables(of_criu: bool | None) -> Fact:
     """Make CRIU's kind of lock in a new network namespace. `of_criu` is what `criu check` reports; None: not asked."""
     lost = "--tcp keep does not work: it cannot block the connections of a frozen tree"
     tool = packet_filter.find_nft()
@@ -81,7 +81,7 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
     return ok(f"--tcp keep can block connections ({tool})", "" if of_criu else "not tested with CRIU")
 
 
-def lock_by_iptables() -> Outcome:
+def lock_by_iptables() -> Fact:
     """Make CRIU's kind of rule in a new network namespace."""
     lost = "none on crckpt, which uses nftables"
     tool = run.find_program("iptables")
@@ -90,7 +90,7 @@ def lock_by_iptables() -> Outcome:
     return _try_in_new_network((tool, *_RULE), lost, _MODULES_OF_RULE) or ok(f"{tool} works; crckpt uses nftables")
 
 
-def move_ip() -> Outcome:
+def move_ip() -> Fact:
     """Fence an address of each family off, in a new network namespace."""
     lost = "crckpt migrate --move-ip does not work"
     if run.find_program("ip") is None:
@@ -109,7 +109,7 @@ def move_ip() -> Outcome:
     return ok(f"addresses can move to and from this host ({tool})")
 
 
-def socket_diagnostics() -> Outcome:
+def socket_diagnostics() -> Fact:
     """Ask the kernel for sockets of each kind in no state: the answer is empty, or there is none."""
     silent = []
     for module, request in _DIAGNOSTICS.items():
@@ -127,7 +127,7 @@ def socket_diagnostics() -> Outcome:
     return missing(f"modules are not loaded: {', '.join(silent)}", lost, command, safe=_can_load(silent))
 
 
-def tun() -> Outcome:
+def tun() -> Fact:
     """Open the device by which programs make network interfaces."""
     lost = "programs with tun or tap interfaces (VPNs, virtual machines) cannot be checkpointed"
     try:
@@ -139,7 +139,7 @@ def tun() -> Outcome:
     return ok("programs with tun or tap interfaces can be checkpointed")
 
 
-def _enter_new_network(lost: str) -> Outcome | None:
+def _enter_new_network(lost: str) -> Fact | None:
     """Enter a new network namespace, which ends with us, and all that is made in it; the outcome if we may not."""
     try:
         own_process.unshare(own_process.CLONE_NEWNET)
@@ -148,7 +148,7 @@ def _enter_new_network(lost: str) -> Outcome | None:
     return None
 
 
-def _try_in_new_network(argv: tuple[str | Path, ...], lost: str, fix: str) -> Outcome | None:
+def _try_in_new_network(argv: tuple[str | Path, ...], lost: str, fix: str) -> Fact | None:
     """Run a program in a new network namespace; the outcome if that fails."""
     if refused := _enter_new_network(lost):
         return refused

@@ -15,7 +15,7 @@ from pathlib import Path
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.machine import has_security_module
-from crckpt.host.probes.trial import GIBIBYTE, Outcome, free_of, limited, missing, ok, run_with_capabilities
+from crckpt.host.probes.trial import GIBIBYTE, Fact, free_of, limited, missing, ok, run_with_capabilities
 from crckpt.host.proc.mountinfo import mount_points
 from crckpt.host.process import run
 
@@ -38,7 +38,7 @@ _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
 
 
-def capabilities() -> Outcome:
+def capabilities() -> Fact:
     """Compare our capabilities with those that a checkpoint needs."""
     if os.geteuid() != 0:
         return missing(
@@ -66,7 +66,7 @@ def capabilities() -> Outcome:
     return ok("root with all capabilities that CRIU needs")
 
 
-def rootless(criu: Path | None) -> Outcome:
+def rootless(criu: Path | None) -> Fact:
     """Check the capabilities that CRIU's file gives an ordinary user who runs it."""
     lost = "none on crckpt, which runs as root; other users cannot use criu --unprivileged"
     if criu is None:
@@ -94,7 +94,7 @@ def rootless(criu: Path | None) -> Outcome:
     )
 
 
-def security_modules() -> Outcome:
+def security_modules() -> Fact:
     """Check whether AppArmor or SELinux confine us."""
     label = ""
     try:
@@ -117,7 +117,7 @@ def security_modules() -> Outcome:
     return ok("neither AppArmor nor SELinux is active")
 
 
-def run_directory() -> Outcome:
+def run_directory() -> Fact:
     """Check /run, where CRIU caches kernel features."""
     # CRIU keeps its cache, criu.kdat, only on a tmpfs, which ends with the boot of this kernel (criu/kerndat.c:1286).
     kind = _file_system(_RUN)
@@ -130,7 +130,7 @@ def run_directory() -> Outcome:
     )
 
 
-def store(path: Path) -> Outcome:
+def store(path: Path) -> Fact:
     """Check the store's owner, mode, file system and free space; or whether a missing store can be made."""
     there = _nearest(path)
     if there != path:
@@ -159,7 +159,7 @@ def store(path: Path) -> Outcome:
     return room
 
 
-def staging(path: Path | None, in_store: Path) -> Outcome:
+def staging(path: Path | None, in_store: Path) -> Fact:
     """Check the directory for the images of a dump until they are stored."""
     if path is None:
         return _check_room(
@@ -172,7 +172,7 @@ def staging(path: Path | None, in_store: Path) -> Outcome:
     return _check_room(path, "use another directory: crckpt dump --staging DIR")
 
 
-def cgroups() -> Outcome:
+def cgroups() -> Fact:
     """Check which versions of control groups are mounted."""
     kinds = {found.kind for found in mount_points()} & {"cgroup", "cgroup2"}
     if not kinds:
@@ -182,7 +182,7 @@ def cgroups() -> Outcome:
     return ok(f"control groups {layout} are mounted")
 
 
-def _find_refusal(path: Path) -> Outcome | None:
+def _find_refusal(path: Path) -> Fact | None:
     """Find why crckpt would refuse this directory as a store; None if it would not."""
     lost = "nothing can be stored"
     status = path.stat()
@@ -204,7 +204,7 @@ def _find_refusal(path: Path) -> Outcome | None:
     return None
 
 
-def _check_room(path: Path, more: str, prefix: str = "") -> Outcome:
+def _check_room(path: Path, more: str, prefix: str = "") -> Fact:
     usage = shutil.disk_usage(path)
     found = f"{prefix}{free_of(usage.free, usage.total)} on {_file_system(path)} ({path})"
     if space.free_disk(path) < GIBIBYTE:
@@ -225,7 +225,7 @@ def _file_system(path: Path) -> str:
     return next(above, "an unknown file system")
 
 
-def criu_plugins(criu: Path | None) -> Outcome:
+def criu_plugins(criu: Path | None) -> Fact:
     """Find the directory of this CRIU's plugins, and list them."""
     lost = "programs that use a GPU cannot be checkpointed; others do not need plugins"
     if criu is None:
@@ -245,7 +245,7 @@ def has_gpu() -> bool:
     return any(device.exists() for device in _GPUS)
 
 
-def util_linux() -> Outcome:
+def util_linux() -> Fact:
     """Find the programs of util-linux that crckpt needs."""
     lacking = [tool for tool in _TOOLS if run.find_program(tool) is None]
     if lacking:
@@ -254,14 +254,14 @@ def util_linux() -> Outcome:
     return ok(f"{', '.join(_TOOLS)} are installed")
 
 
-def systemd() -> Outcome:
+def systemd() -> Fact:
     """Check whether systemd runs this host. Source: sd_booted(3)."""
     if Path("/run/systemd/system").is_dir():
         return ok("systemd runs this host")
     return missing("systemd does not run here", "unit:NAME does not work; name a process by its PID")
 
 
-def ssh() -> Outcome:
+def ssh() -> Fact:
     """Start the program that copies checkpoints to other hosts."""
     tool = run.find_program("ssh")
     lost = "none on crckpt; you cannot copy checkpoints to another host by ssh"

@@ -14,7 +14,7 @@ import psutil
 from crckpt.errors import HostCannot, error_text
 from crckpt.host.probes.trial import (
     GIBIBYTE,
-    Outcome,
+    Fact,
     fork,
     free_of,
     kill_child,
@@ -35,7 +35,7 @@ _SURVIVED = 7
 _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
 
 
-def checkpoint_restore() -> Outcome:
+def checkpoint_restore() -> Fact:
     """Try the call by which a restore describes a process's memory: it needs CONFIG_CHECKPOINT_RESTORE."""
     # The size of struct prctl_mm_map, with which CRIU sets where code, heap, stack and arguments are.
     try:
@@ -49,7 +49,7 @@ def checkpoint_restore() -> Outcome:
     return ok(f"this kernel has CONFIG_CHECKPOINT_RESTORE (memory maps of {size} bytes)")
 
 
-def pid_selection() -> Outcome:
+def pid_selection() -> Fact:
     """Make a child with a PID that has just become free."""
     for _ in range(_TRIES):
         try:
@@ -76,7 +76,7 @@ def pid_selection() -> Outcome:
     return limited(f"other processes took {_TRIES} free PIDs first", "crckpt does not know whether this works")
 
 
-def time_namespaces() -> Outcome:
+def time_namespaces() -> Fact:
     """Set the clock forward for a child, which reads it."""
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     try:
@@ -93,7 +93,7 @@ def time_namespaces() -> Outcome:
     return ok("restored programs get their clocks back")
 
 
-def ptrace_scope() -> Outcome:
+def ptrace_scope() -> Fact:
     """Let one child seize another: what CRIU does to every process of a tree."""
     scope = _YAMA.read_text().strip() if _YAMA.exists() else None
     found = "no Yama" if scope is None else f"yama ptrace_scope {scope}"
@@ -123,7 +123,7 @@ def ptrace_scope() -> Outcome:
     return missing(refused, "nothing can be checkpointed", fix)
 
 
-def seccomp_suspension() -> Outcome:
+def seccomp_suspension() -> Fact:
     """Seize a child with its filter suspended: it forbids itself to exit, and must be able to."""
     reading, writing = os.pipe()
 
@@ -149,7 +149,7 @@ def seccomp_suspension() -> Outcome:
     return missing(f"a suspended filter killed a child ({status})", "a dump kills programs with a seccomp filter")
 
 
-def memory() -> Outcome:
+def memory() -> Fact:
     """Check how much memory is available to a restore, which must hold the whole tree in it."""
     found, swap = psutil.virtual_memory(), psutil.swap_memory()
     # psutil knows no limits of control groups.
@@ -161,7 +161,7 @@ def memory() -> Outcome:
     return ok(said)
 
 
-def soft_dirty() -> Outcome:
+def soft_dirty() -> Fact:
     """Write a page and look at its bit."""
     if memory_trials.tracks_by_soft_dirty():
         return ok("this kernel reports written pages by soft-dirty bits")
@@ -172,7 +172,7 @@ def soft_dirty() -> Outcome:
     )
 
 
-def lazy_pages() -> Outcome:
+def lazy_pages() -> Fact:
     """Touch a missing page, which another process of ours fills, as `criu lazy-pages` does."""
     # If this is 0 the kernel has the call, but only for root.
     for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
@@ -184,7 +184,7 @@ def lazy_pages() -> Outcome:
     )
 
 
-def try_memory(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
+def try_memory(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Fact:
     """Test on pages of ours what the kernel can do with memory."""
     try:
         return ok(works) if trial() else missing("the trial's page was not found", lost, fix)

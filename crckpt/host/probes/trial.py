@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from crckpt.host.opened import opened
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
@@ -28,22 +27,13 @@ _RAISED = 255
 _MOST = 65536
 
 
-class Outcome(Struct, frozen=True):
-    """The result of a probe. `state` is ok, limited (works in part, or was not tried) or missing.
-
-    `consequence` is what it means for the user, `fix` the command that repairs it, if there is one. `safe`: the command
-    removes nothing, so that `doctor --fix` may run it, word by word, without a shell.
-    """
-
-    state: str
-    found: str
-    consequence: str = ""
-    fix: str = ""
-    safe: bool = False
-
-
 class Fact(Struct, frozen=True):
-    """An outcome with the `key` of its probe, which scripts may use."""
+    """The result of a probe, and its `key`, which scripts may use; a probe itself does not know it.
+
+    `state` is ok, limited (works in part, or was not tried) or missing. `consequence` is what it means for the user,
+    `fix` the command that repairs it, if there is one. `safe`: the command removes nothing, so that `doctor --fix` may
+    run it, word by word, without a shell.
+    """
 
     key: str
     state: str
@@ -53,24 +43,19 @@ class Fact(Struct, frozen=True):
     safe: bool
 
 
-def fact(key: str, outcome: Outcome) -> Fact:
-    """Make a fact of an outcome."""
-    return Fact(key, *astuple(outcome))
+def ok(found: str, consequence: str = "") -> Fact:
+    """What works."""
+    return Fact("", "ok", found, consequence, "", safe=False)
 
 
-def ok(found: str, consequence: str = "") -> Outcome:
-    """The outcome of what works."""
-    return Outcome("ok", found, consequence)
+def limited(found: str, consequence: str, fix: str = "") -> Fact:
+    """What works in part, or could not be tried."""
+    return Fact("", "limited", found, consequence, fix, safe=False)
 
 
-def limited(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Outcome:
-    """The outcome of what works in part, or could not be tried."""
-    return Outcome("limited", found, consequence, fix, safe)
-
-
-def missing(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Outcome:
-    """The outcome of what does not work."""
-    return Outcome("missing", found, consequence, fix, safe)
+def missing(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Fact:
+    """What does not work."""
+    return Fact("", "missing", found, consequence, fix, safe)
 
 
 def run_with_capabilities(*names: str) -> str:
@@ -85,7 +70,7 @@ def free_of(free: int, total: int) -> str:
     return f"{free / unit:.1f} {name} free of {total / unit:.1f}"
 
 
-def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outcome:
+def probe_in_child(probe: Callable[[], Fact], within: int = WITHIN_S) -> Fact:
     """Run a probe in a child. If it raises, dies or takes more than `within` seconds, the outcome says so."""
     with interrupts_deferred():
         reading, writing = os.pipe()
@@ -121,7 +106,7 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
             with suppress(BlockingIOError), opened(reading):
                 said = os.read(reading, _MOST)
     if said:
-        return msgspec.json.decode(said, type=Outcome)
+        return msgspec.json.decode(said, type=Fact)
     if status == -signal.SIGALRM:
         return limited(f"no answer after {within} s", _UNKNOWN)
     return limited(f"the trial ended with {'status' if status >= 0 else 'signal'} {abs(status)}", _UNKNOWN)

@@ -12,19 +12,19 @@ import pytest
 from own_process import children, descriptors
 from trees import READY_S, runs, wait_for
 
-from crckpt.host.probes.trial import Outcome, fork, ok, probe_in_child, wait_for_status
+from crckpt.host.probes.trial import Fact, fork, ok, probe_in_child, wait_for_status
 
 
-def fails() -> Outcome:
+def fails() -> Fact:
     raise RuntimeError("on purpose")
 
 
-def dies() -> Outcome:
+def dies() -> Fact:
     os.kill(os.getpid(), signal.SIGKILL)
     return ok("not reached")
 
 
-def hangs() -> Outcome:
+def hangs() -> Fact:
     fork(hang)
     hang()
     return ok("not reached")
@@ -43,7 +43,7 @@ def hang() -> int:
         (hangs, "no answer after 1 s"),
     ],
 )
-def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Outcome], message: str) -> None:
+def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Fact], message: str) -> None:
     before = children(), descriptors()
     outcome = probe_in_child(trial, within=1)
     assert (outcome.state, message in outcome.found) == ("limited", True), outcome
@@ -82,7 +82,7 @@ def test_interruption_ends_the_probe() -> None:
 
 
 def test_processes_started_by_a_probe_end_with_it() -> None:
-    def starts() -> Outcome:
+    def starts() -> Fact:
         return ok(str(fork(hang)))
 
     child = int(probe_in_child(starts).found)

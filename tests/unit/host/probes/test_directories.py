@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.probes import setup
-from crckpt.host.probes.trial import Outcome
+from crckpt.host.probes.trial import missing
 
 IS_ROOT = os.geteuid() == 0
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
@@ -24,8 +24,7 @@ def test_store_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert setup.store(tmp_path).state == "ok"
     (tmp_path / "store.json").touch()
-    assert setup.store(tmp_path) == Outcome(
-        "missing",
+    assert setup.store(tmp_path) == missing(
         f"{tmp_path} is open to other users (mode {tmp_path.stat().st_mode & 0o777:o})",
         "nothing can be stored",
         f"chmod 700 {tmp_path}",

@@ -11,7 +11,7 @@ from own_process import descriptors
 from trees import open_workdir
 
 from crckpt.host.probes import network
-from crckpt.host.probes.trial import Outcome
+from crckpt.host.probes.trial import Fact
 from crckpt.host.process import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it as root and as another user")
@@ -83,5 +83,5 @@ def test_address_move_is_probed() -> None:
     as_user(lambda: _assert_not_tried(network.move_ip()))
 
 
-def _assert_not_tried(found: Outcome) -> None:
+def _assert_not_tried(found: Fact) -> None:
     assert (found.state, found.fix) == ("missing", "sudo crckpt doctor")

@@ -1,15 +1,15 @@
-"""A fact has everything of an outcome, under its key; sizes are for people."""
+"""A fact has a state, words and a fix; sizes are for people."""
 
 from __future__ import annotations
 
 import pytest
 
-from crckpt.host.probes.trial import Fact, fact, free_of, limited, missing, ok
+from crckpt.host.probes.trial import Fact, free_of, limited, missing, ok
 
 
-def test_check_is_an_outcome_with_a_key() -> None:
-    outcome = limited("found", "consequence", "command", safe=True)
-    assert fact("key", outcome) == Fact("key", "limited", "found", "consequence", "command", True)
+def test_fact_has_a_state() -> None:
+    found = missing("found", "consequence", "command", safe=True)
+    assert found == Fact("", "missing", "found", "consequence", "command", True)
     assert [each.state for each in (ok("x"), limited("x", "y"), missing("x", "y"))] == ["ok", "limited", "missing"]
     assert not missing("x", "y", "rm -r /").safe
 
