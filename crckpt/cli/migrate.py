@@ -253,14 +253,14 @@ def _migrate_all(request: MigrateRequest, context: Context, parsed: typer.Contex
 
     check_host(request.host)
     repository = context.repository()
-    found = find_running_jobs(repository)
-    together = min(at_once or _AT_ONCE, max(len(found.jobs), 1))
+    jobs, excluded = find_running_jobs(repository)
+    together = min(at_once or _AT_ONCE, max(len(jobs), 1))
     # Once, not for each program.
-    free_bytes = find_free_bytes(request, context) if found.jobs else 0
+    free_bytes = find_free_bytes(request, context) if jobs else 0
     with shared_clock() as clock:
         words = make_options(parsed, request.bandwidth, clock, together)
         done = drain(
-            found.jobs,
+            jobs,
             repository,
             lambda job: make_command(job, request.host, words),
             together,
@@ -268,7 +268,7 @@ def _migrate_all(request: MigrateRequest, context: Context, parsed: typer.Contex
             _DrainProgress(request.check),
             request.host,
         )
-    result = DrainResult((*done.outcomes, *found.excluded), done.interrupted, free_bytes)
+    result = DrainResult((*done.outcomes, *excluded), done.interrupted, free_bytes)
     failure = find_failure(result)
     is_answer = request.check or failure is not None
     document = {**pick(request, "host", "check"), "interrupted": result.interrupted, "jobs": result.outcomes}

@@ -311,15 +311,11 @@ _OF_CONNECTION: Final = (RemoteError.exit_code, MoveInDoubt.exit_code)
 _BY_CODE: Final[dict[int, Outcome]] = {MoveInDoubt.exit_code: "in-doubt", TargetNotRunning.exit_code: "ended"}
 
 
-class RunningJobs(Struct, frozen=True):
-    """The jobs that run here: those to move, the largest first, and the others."""
+def find_running_jobs(repository: Repository) -> tuple[tuple[RunningJob, ...], tuple[MoveOutcome, ...]]:
+    """Find the jobs whose programs run here, known by their roots: those to move, the largest first, and the others.
 
-    jobs: tuple[RunningJob, ...]
-    excluded: tuple[MoveOutcome, ...]
-
-
-def find_running_jobs(repository: Repository) -> RunningJobs:
-    """Find the jobs whose programs run here, known by their roots. No tree is in two of them."""
+    No tree is in two of them.
+    """
     found: dict[proc.Identity, RunningJob] = {}
     excluded: list[MoveOutcome] = []
     # Of two jobs of one program, the one that was dumped last has it.
@@ -339,7 +335,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
             found[root.identity] = RunningJob(job, root, proc.memory(*proc.read_tree(root).pids))
     kept, rest = _separate({each.root.pid: each for each in found.values()})
     kept.sort(key=lambda job: (-job.memory_bytes, job.job))
-    return RunningJobs(tuple(kept), (*excluded, *rest))
+    return tuple(kept), (*excluded, *rest)
 
 
 def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[MoveOutcome]]:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from image_sets import described, of_pages, store
@@ -17,12 +17,19 @@ from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
 from crckpt.host.program.program import read_program
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
-from crckpt.migrate.drain import RunningJobs, find_running_jobs
+from crckpt.migrate.drain import MoveOutcome, RunningJob, find_running_jobs
 from crckpt.model import CheckpointId, JobName, StoreId, Task
 from crckpt.store import Checkpoint, Repository
 
 MANY_BYTES = 64 << 20
 LARGE = f"memory = bytearray(os.urandom(1 << 20)) * {MANY_BYTES >> 20}; {WAITS}"
+
+
+class Found(NamedTuple):
+    """The jobs that run here."""
+
+    jobs: tuple[RunningJob, ...]
+    excluded: tuple[MoveOutcome, ...]
 
 
 class Store:
@@ -53,9 +60,9 @@ class Store:
             RestoredTree(identify_live_root(read(pid)), StoreId(store), JobName(job), CheckpointId("0" * 64))
         )
 
-    def find(self) -> RunningJobs:
+    def find(self) -> Found:
         """Find what runs here."""
-        return find_running_jobs(self.repository)
+        return Found(*find_running_jobs(self.repository))
 
     def find_names(self) -> list[str]:
         """Find the jobs to move."""
@@ -94,7 +101,7 @@ def test_ended_program_is_not_found(stored: Store) -> None:
     with program(WAITS) as process:
         stored.record("job", process.pid)
         assert stored.find_names() == ["job"]
-    assert stored.find() == RunningJobs((), ())
+    assert stored.find() == ((), ())
 
 
 def test_other_process_with_the_pid_is_not_found(stored: Store, waiting: int) -> None:
