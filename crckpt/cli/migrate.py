@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -20,7 +21,7 @@ from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_all_moves
 
 if TYPE_CHECKING:
-    from crckpt.migrate.drain import DrainResult, MoveOutcome, RunningJob
+    from crckpt.migrate.drain import DrainResult, MoveOutcome
     from crckpt.migrate.request import MigrateRequest
     from crckpt.ops.context import Context
 
@@ -29,6 +30,7 @@ _AT_ONCE: Final = 2
 _EXAMPLE: Final = "for example: crckpt migrate --all root@node2"
 _DONE: Final = ("moved", "movable")
 _LEFT: Final = ("stayed", "in-doubt", "unknown")
+_ENDS: Final = {"movable": "can be moved", "in-doubt": "unfinished", "stayed": "stays here"}
 # Parameters of `migrate` that no single move gets.
 _OF_ALL: Final = ("everything", "at_once")
 
@@ -246,12 +248,13 @@ def _migrate_all(request: MigrateRequest, context: Context, parsed: typer.Contex
     Raises UsageError, StoreUnusable, RemoteError if the other host cannot be reached.
     """
     # Not needed for the help.
-    from crckpt.migrate.drain import DrainResult, drain, find_running_jobs, make_command
+    from crckpt.migrate.drain import Drain, DrainReport, DrainResult, find_running_jobs, make_command
     from crckpt.migrate.session import find_free_bytes
     from crckpt.migrate.wire.ssh import check_host
     from crckpt.migrate.wire.writer import shared_clock
 
     check_host(request.host)
+    doing = "checking" if request.check else "moving"
     repository = context.repository()
     jobs, excluded = find_running_jobs(repository)
     together = min(at_once or _AT_ONCE, max(len(jobs), 1))
@@ -259,15 +262,16 @@ def _migrate_all(request: MigrateRequest, context: Context, parsed: typer.Contex
     free_bytes = find_free_bytes(request, context) if jobs else 0
     with shared_clock() as clock:
         words = make_options(parsed, request.bandwidth, clock, together)
-        done = drain(
-            jobs,
-            repository,
-            lambda job: make_command(job, request.host, words),
-            together,
-            free_bytes,
-            _DrainProgress(request.check),
-            request.host,
+        report = DrainReport(
+            begin=lambda job: print_progress(
+                f"{job.job}: {doing} PID {job.root.pid}, {size(job.memory_bytes)} of memory ..."
+            ),
+            say=lambda job, line: print_progress(f"{job.job}: {line}"),
+            end=lambda outcome: print_progress(f"{outcome.job}: {_ENDS.get(outcome.outcome, outcome.outcome)}"),
         )
+        host = request.host
+        moves = Drain(deque(jobs), repository, lambda job: make_command(job, host, words), free_bytes, report, host)
+        done = moves.run(together)
     result = DrainResult((*done.outcomes, *excluded), done.interrupted, free_bytes)
     failure = find_failure(result)
     is_answer = request.check or failure is not None
@@ -292,26 +296,6 @@ def make_options(parsed: typer.Context, bandwidth: int | None, clock: Path, toge
         if option.param_type_name == "option" and option.name not in _OF_ALL and value:
             words.append(option.opts[0] if value is True else f"{option.opts[0]}={value}")
     return (*words, "--quiet") if form.is_quiet else tuple(words)
-
-
-class _DrainProgress:
-    """Prints the progress of all moves, each line with its job."""
-
-    def __init__(self, is_check: bool) -> None:
-        self._doing = "checking" if is_check else "moving"
-
-    def begin(self, job: RunningJob) -> None:
-        """Print that a move begins."""
-        print_progress(f"{job.job}: {self._doing} PID {job.root.pid}, {size(job.memory_bytes)} of memory ...")
-
-    def say(self, job: RunningJob, line: str) -> None:
-        """Print what a move does."""
-        print_progress(f"{job.job}: {line}")
-
-    def end(self, outcome: MoveOutcome) -> None:
-        """Print that a move has ended."""
-        what = {"movable": "can be moved", "in-doubt": "unfinished", "stayed": "stays here"}
-        print_progress(f"{outcome.job}: {what.get(outcome.outcome, outcome.outcome)}")
 
 
 def find_failure(result: DrainResult) -> CommandFailure | None:

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -85,17 +85,12 @@ class DrainResult(Struct, frozen=True):
     free_bytes: int = 0
 
 
-class DrainReport(Protocol):
-    """Shows progress to the user."""
+class DrainReport(Struct, frozen=True):
+    """Shows progress to the user: that the move of a job begins, a line of it, and its outcome."""
 
-    def begin(self, job: RunningJob) -> None:
-        """Show that the move of a job begins."""
-
-    def say(self, job: RunningJob, line: str) -> None:
-        """Show a line of the move of a job."""
-
-    def end(self, outcome: MoveOutcome) -> None:
-        """Show the outcome of a job."""
+    begin: Callable[[RunningJob], object]
+    say: Callable[[RunningJob, str], object]
+    end: Callable[[MoveOutcome], object]
 
 
 def make_command(job: RunningJob, host: str, options: Sequence[str]) -> tuple[str, ...]:
@@ -105,42 +100,12 @@ def make_command(job: RunningJob, host: str, options: Sequence[str]) -> tuple[st
     return (*module, "migrate", "--json", *options, "--", str(job.root.pid), host, job.job)
 
 
-def drain(
-    jobs: Sequence[RunningJob],
-    repository: Repository,
-    command: Callable[[RunningJob], Sequence[str]],
-    at_once: int,
-    free_bytes: int,
-    report: DrainReport,
-    host: str,
-) -> DrainResult:
-    """Move the jobs to `host` in their order, `at_once` at a time, by these commands; return when all have ended.
+class Drain(Struct):
+    """Moves jobs to `host` by these commands: those that wait, those that run, and the outcomes of the others.
 
     Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
-    free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved. After an
-    interruption no move begins. Those before their commit are aborted, and the others are finished. No move begins
-    either after two, one after the other, that have lost their connection, or had none.
-    """
-    moves = _Moves(deque(jobs), repository, command, free_bytes, report, host)
-    is_interrupted = False
-    with interrupts_deferred():
-        while moves.waiting or moves.running:
-            if interrupt_is_waiting() and not is_interrupted:
-                is_interrupted = True
-                moves.give_up()
-            moves.start(at_once)
-            moves.wait()
-        if interrupt_is_waiting():
-            is_interrupted = True
-            # The result says what it has stopped.
-            ignore_interrupts()
-    return DrainResult(tuple(moves.outcomes), is_interrupted)
-
-
-class _Moves(Struct):
-    """All the moves: those that wait, those that run, and the outcomes of the others.
-
-    `unconnected`: moves that failed one after the other because of the connection.
+    free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved. No move
+    begins after two, one after the other, that have lost their connection, or had none (`unconnected`).
     """
 
     waiting: deque[RunningJob]
@@ -153,7 +118,29 @@ class _Moves(Struct):
     outcomes: list[MoveOutcome] = []
     unconnected: int = 0
 
-    def start(self, at_once: int) -> None:
+    def run(self, at_once: int) -> DrainResult:
+        """Move the jobs in their order, `at_once` at a time; return when all have ended.
+
+        After an interruption no move begins. Those before their commit are aborted, and the others are finished.
+        """
+        is_interrupted = False
+        with interrupts_deferred():
+            while self.waiting or self.running:
+                if interrupt_is_waiting() and not is_interrupted:
+                    is_interrupted = True
+                    # A move that has passed its commit finishes.
+                    for move in self.running:
+                        move.give_up()
+                    self._leave_waiting(_INTERRUPTED)
+                self._start(at_once)
+                self._wait()
+            if interrupt_is_waiting():
+                is_interrupted = True
+                # The result says what it has stopped.
+                ignore_interrupts()
+        return DrainResult(tuple(self.outcomes), is_interrupted)
+
+    def _start(self, at_once: int) -> None:
         """Start moves until `at_once` run, or the next one may not fit next to them."""
         while self.waiting and len(self.running) < at_once:
             moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
@@ -170,13 +157,7 @@ class _Moves(Struct):
             except CrckptError as error:
                 self._end(job.end_as("stayed", error.message, error.hint))
 
-    def give_up(self) -> None:
-        """Start no more, and have each that runs give up, or finish if it has passed its commit."""
-        for move in self.running:
-            move.give_up()
-        self._leave_waiting(_INTERRUPTED)
-
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Wait a moment for what the moves write, and for their ends."""
         poll = select.poll()
         for move in self.running:

@@ -54,12 +54,10 @@ class Receiver:
         """The highest sequence number that a checkpoint of the other host may have."""
         return highest_after(self._repository.highest_sequence())
 
-    def answer_offer(
-        self, connection: Connection, offer: Offer, progress: Callable[[int], None] = lambda _done: None
-    ) -> None:
+    def answer_offer(self, connection: Connection, offer: Offer) -> None:
         """Ask for the packs that the store lacks, receive and store them. When it returns, all are durable.
 
-        `progress` gets the bytes received. Raises what `Connection` raises; IntegrityError if a pack is not what its
+        Raises what `Connection` raises; IntegrityError if a pack is not what its
         digest names; StoreUnusable if the store cannot be written; OSError if its disk is full.
         """
         with full_store_named(self._repository.backend.location), workers() as pool:
@@ -68,7 +66,7 @@ class Receiver:
                 connection.send(Lacking(()))
                 return
             self._repository.require_writable()
-            incoming = _Incoming(self._directory, frozenset(lacking), pool, progress)
+            incoming = _Incoming(self._directory, frozenset(lacking), pool)
             try:
                 with connection.receiving(incoming):
                     connection.send(Lacking(lacking))
@@ -170,16 +168,14 @@ class _Open(Struct):
 class _Incoming:
     """Receives packs as files; the thread that reads calls it, while all cores verify what has come."""
 
-    def __init__(self, directory: Path, wanted: frozenset[str], pool: Workers, progress: Callable[[int], None]) -> None:
+    def __init__(self, directory: Path, wanted: frozenset[str], pool: Workers) -> None:
         self._directory = directory
         self._left = set(wanted)
         self._pool = pool
-        self._progress = progress
         self._open: dict[int, _Open] = {}
         self._begun: dict[PackId, _Open] = {}
         self._lock = threading.Lock()
         self._tasks: deque[Future[None]] = deque()
-        self._received = 0
 
     def begin(self, pack: PackMessage) -> None:
         if pack.digest not in self._left:
@@ -206,8 +202,6 @@ class _Incoming:
             raise BadFrame(f"more data of Pack {pack.digest[:SHORT]} than it has bytes")
         write(pack.descriptor, content, "received-pack")
         pack.received += len(content)
-        self._received += len(content)
-        self._progress(self._received)
         if pack.received == pack.size:
             del self._open[channel]
             self._submit(pack.sync)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from small_programs import WAITS, program, read
 
 from crckpt.host.proc import LiveRoot, identify_live_root
 from crckpt.host.process import run
-from crckpt.migrate.drain import DrainResult, MoveOutcome, RunningJob, drain, make_command
+from crckpt.migrate.drain import Drain, DrainReport, DrainResult, MoveOutcome, RunningJob, make_command
 from crckpt.model import JobName
 from crckpt.store import Repository
 
@@ -60,12 +61,24 @@ MUCH = 1 << 40
 HOST = "node2"
 
 
+def drain(
+    jobs: Sequence[RunningJob],
+    repository: Repository,
+    command: Callable[[RunningJob], Sequence[str]],
+    at_once: int,
+    free_bytes: int,
+    lines: Lines,
+) -> DrainResult:
+    report = DrainReport(lines.begin, lines.say, lines.end)
+    return Drain(deque(jobs), repository, command, free_bytes, report, HOST).run(at_once)
+
+
 def move(
     repository: Repository, jobs: Sequence[RunningJob], *programs: str, at_once: int = 2, report: Lines | None = None
 ) -> DrainResult:
     """Move the jobs, each by its program."""
     commands = {job: (sys.executable, "-c", code) for job, code in zip(jobs, programs, strict=True)}
-    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines(), HOST)
+    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines())
 
 
 def test_failed_move_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
@@ -128,7 +141,7 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
 """
     lines = Lines()
     commands = {job: (sys.executable, "-c", meet + DONE, job.job) for job in jobs}
-    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines, HOST)
+    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     running = most = 0
     for line in lines.lines:
@@ -151,7 +164,7 @@ def test_programs_that_may_not_fit_together_move_one_by_one(
 ) -> None:
     """Each has 1,000 bytes. The check of the last one decides."""
     lines = Lines()
-    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines, HOST)
+    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     assert [line.split()[0] for line in lines.lines] == kinds.split()
 
@@ -191,7 +204,7 @@ def test_record_tells_where_the_program_of_a_killed_crckpt_is(
 
 
 def test_command_that_cannot_start_leaves_the_program(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
-    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines(), HOST)
+    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines())
     assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
 
 
@@ -228,21 +241,18 @@ import json, sys
 from pathlib import Path
 from crckpt.host.process.signals import handle_interrupts
 from crckpt.host import proc
-from crckpt.migrate.drain import drain
-from crckpt.migrate.drain import RunningJob
+from collections import deque
+from crckpt.migrate.drain import Drain, DrainReport, RunningJob
 from crckpt.store import Repository
 
-class Report:
-    def begin(self, job): pass
-    def end(self, outcome): pass
-    def say(self, job, line): print(line, flush=True)
+report = DrainReport(lambda job: None, lambda job, line: print(line, flush=True), lambda outcome: None)
 
 handle_interrupts()
 store, pids, codes = map(json.loads, sys.argv[1:])
 jobs = [RunningJob(f"job{number}", proc.read_process(pid), 1) for number, pid in enumerate(pids)]
 programs = dict(zip(jobs, codes))
 words = lambda job: (sys.executable, "-c", programs[job])
-found = drain(jobs, Repository.open(Path(store)), words, 2, 1 << 40, Report(), "node2")
+found = Drain(deque(jobs), Repository.open(Path(store)), words, 1 << 40, report, "node2").run(2)
 print(json.dumps([found.interrupted, [(each.job, each.outcome, each.why) for each in found.outcomes]]))
 """
 
