@@ -126,10 +126,7 @@ int open_short_smaps(int smaps, int directory, int pid);
 void prepare_to_enter(const char *pid);
 
 /* Open a file of the tree's mounts into `number`, or set that to -1 and errno. Returns 0 for a file of the host. */
-int open_inside(int directory, const char *path, int flags, int is_own, int *number);
-
-/* Whether `open_inside` needs to know if the file is CRIU's own (`is_own`). */
-int is_mount_table(const char *path);
+int open_inside(int directory, const char *path, int flags, int *number);
 
 /* logs.c: before CRIU writes to this file: if it is its log, write there what its code in a process has said. */
 void pass_log_on(int number);

@@ -105,11 +105,6 @@ static int open_mount_table(int directory, const char *path, int flags)
     return number;
 }
 
-int is_mount_table(const char *path)
-{
-    return tree.is_entered && !strcmp(path, "mountinfo");
-}
-
 /* Whether CRIU opens a file of the tree's root in /proc, which is the time to enter. */
 static int is_time(int directory, const char *path)
 {
@@ -118,7 +113,7 @@ static int is_time(int directory, const char *path)
     return starts_with(path, "/proc/") && starts_with(path + 6, tree.pid) && path[6 + strlen(tree.pid)] == '/';
 }
 
-int open_inside(int directory, const char *path, int flags, int is_own, int *number)
+int open_inside(int directory, const char *path, int flags, int *number)
 {
     if (!tree.pid)
         return 0;
@@ -126,7 +121,7 @@ int open_inside(int directory, const char *path, int flags, int is_own, int *num
         enter();
     if (!tree.is_entered)
         return 0;
-    if (is_mount_table(path) && is_own && !(flags & O_CREAT)) {
+    if (!strcmp(path, "mountinfo") && !(flags & O_CREAT) && !pid_beside(directory, path, path)) {
         *number = open_mount_table(directory, path, flags);
         return 1;
     }

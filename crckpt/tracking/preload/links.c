@@ -6,46 +6,29 @@
  */
 #include "library.h"
 
-#define LONGEST 256
-
 int is_of_criu(const char *name)
 {
     const char *number = strstr(name, ".cr."), *end = strrchr(name, '.');
     return starts_with(name, "link_remap.") || (number && number < end && !strcmp(end, ".ghost"));
 }
 
-/* Open the directory `part` of `directory`, which is closed; -1 and errno if it is a symlink or no directory. */
-static int open_part(int directory, int is_first, const char *part, size_t length)
-{
-    char name[LONGEST];
-    int number = -1;
-    if (length < LONGEST) {
-        memcpy(name, part, length);
-        name[length] = 0;
-        number = syscall(SYS_openat, directory, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
-    } else
-        errno = ENAMETOOLONG;
-    return is_first ? number : close_and_return(directory, number);
-}
-
 int open_parent(int directory, const char *path, const char *last)
 {
-    int is_first = 1;
-    if (*path == '/') {
-        directory = open_part(AT_FDCWD, 1, "/", 1);
-        is_first = 0;
-    }
-    while (path < last && (is_first || directory >= 0)) {
-        const char *end = path;
-        while (*end != '/')
-            end++;
-        if (end > path) {
-            directory = open_part(directory, is_first, path, end - path);
-            is_first = 0;
+    const int flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    int number = syscall(SYS_openat, directory, *path == '/' ? "/" : ".", flags, 0);
+    char part[256];
+    for (size_t length; number >= 0 && path < last; path += length + 1) {
+        length = strcspn(path, "/");
+        if (length >= sizeof part) {
+            errno = ENAMETOOLONG;
+            return close_and_return(number, -1);
         }
-        path = end + 1;
+        memcpy(part, path, length);
+        part[length] = 0;
+        if (length)
+            number = close_and_return(number, syscall(SYS_openat, number, part, flags, 0));
     }
-    return is_first ? open_part(directory, 1, ".", 1) : directory;
+    return number;
 }
 
 /* At a dump the new name is CRIU's. At a restore the old name is, and the new one is that of a removed file. */

@@ -1,5 +1,5 @@
 /*
- * CRIU numbers the files that it makes beside others (links.h): two dumps give two links the same name, of which only one
+ * CRIU numbers the files that it makes beside others (links.c): two dumps give two links the same name, of which only one
  * can be there, and a restore that was killed leaves a file whose name the next restore needs. So add a number to each
  * name that no other CRIU has. CRIU formats these names by snprintf(3) (criu/files-reg.c), and keeps what it gets.
  */
@@ -7,15 +7,14 @@
 
 #define LONGEST 255
 
-static char number[] = ".0123456789abcdef";
+static char number[18];
 
 __attribute__((constructor)) static void choose_number(void)
 {
     uint64_t random = 0;
     if (syscall(SYS_getrandom, &random, sizeof random, 0l) != sizeof random)
         random = syscall(SYS_getpid);
-    for (unsigned i = 1; i < sizeof number - 1; i++, random >>= 4)
-        number[i] = "0123456789abcdef"[random & 15];
+    snprintf(number, sizeof number, ".%016llx", (unsigned long long)random);
 }
 
 static int print(char *into, size_t size, const char *format, va_list more)
