@@ -197,7 +197,7 @@ class UserfaultfdAttachment:
                     # Fails if it is another process's.
                     self._register(one, is_new=False)
                     with _failure_ignored():
-                        self._protection.unregister(one)
+                        self._protection.remove(one.start, one.end)
         return old
 
     def close(self) -> None:

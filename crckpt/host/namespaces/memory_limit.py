@@ -58,7 +58,13 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
     """
     places = tuple(groups("memory")) if within is None else within
     for top in (place for place in places if place.parent not in places):
-        _remove_abandoned(top)
+        # Other programs remove their groups at the same time: skip what cannot be listed any more.
+        left = (Path(above, name) for above, names, _ in os.walk(top) for name in names if name.startswith(_PREFIX))
+        for path in left:
+            with suppress(OSError), opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as held:
+                # EWOULDBLOCK: its crckpt is alive. EBUSY: the group still has processes.
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.rmdir()
     made = _make_group(places, memory)
     if made is None:
         yield None
@@ -105,15 +111,6 @@ def _make_locked(place: Path) -> tuple[Path, int]:
             if path.exists():
                 return path, descriptor
             os.close(descriptor)
-
-
-def _remove_abandoned(top: Path) -> None:
-    # Other programs remove their groups at the same time: skip what cannot be listed any more.
-    for path in (Path(above, name) for above, names, _ in os.walk(top) for name in names if name.startswith(_PREFIX)):
-        with suppress(OSError), opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
-            # EWOULDBLOCK: its crckpt is alive. EBUSY: the group still has processes.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.rmdir()
 
 
 def _remove(path: Path) -> None:

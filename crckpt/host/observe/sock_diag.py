@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.host.opened import opened
+from crckpt.host.proc.net import LiveUnixSocket
 from crckpt.host.syscalls import netlink
 
 # linux/{netlink,sock_diag}.h. struct nlattr: length, type.
@@ -38,31 +38,6 @@ _UNIX_MESSAGE: Final = struct.Struct("=BBBxIII")
 _QUEUE_LENGTHS: Final = struct.Struct("=II")
 _ESTABLISHED: Final = 1  # include/net/tcp_states.h
 _SIOCUNIXFILE: Final = 0x89E0  # linux/un.h
-_TYPES: Final[dict[int, str]] = {
-    socket.SOCK_STREAM: "stream",
-    socket.SOCK_DGRAM: "datagram",
-    socket.SOCK_SEQPACKET: "seqpacket",
-}
-
-
-class LiveUnixSocket(Struct, frozen=True):
-    """A socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
-
-    Abstract names begin with `@`. `is_connected`: also if the other end is closed. `clients`: the other ends of
-    connections that it has not accepted, 0 for one that is closed or has sent something.
-    """
-
-    inode: int
-    kind: int
-    peer: int
-    name: str
-    is_connected: bool = False
-    clients: tuple[int, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """Type and name; the inode if it has no name."""
-        return f"unix {_TYPES.get(self.kind, self.kind)} {self.name or f'#{self.inode}'}"
 
 
 def ask_for_sockets(request: bytes) -> Iterator[memoryview]:

@@ -18,10 +18,10 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.observe.sock_diag import LiveUnixSocket, find_sockets_with_keys, read_unix_sockets
+from crckpt.host.observe.sock_diag import find_sockets_with_keys, read_unix_sockets
 from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.proc.fd import read_info, read_targets, socket_inode
-from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_unix
+from crckpt.host.proc.net import InetRow, InetTable, LiveUnixSocket, read_inet, read_unix
 
 _IP_FREEBIND = 15  # linux/in.h
 
@@ -66,7 +66,7 @@ def socket_titles(pid: int) -> dict[int, str]:
 
     Like `tcp 127.0.0.1:80 (listen)`, as for the sockets of images.
     """
-    titles = {row.inode: LiveUnixSocket(row.inode, row.kind, 0, row.path).title for row in read_unix(pid)}
+    titles = {row.inode: row.title for row in read_unix(pid)}
     for table in _INET:
         for row in read_inet(pid, table):
             to = f" -> {row.remote}" if row.has_peer else ""

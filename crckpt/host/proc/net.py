@@ -26,17 +26,35 @@ _STATES: Final = (
     *("LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV", "BOUND_INACTIVE"),
 )
 
+_TYPES: Final[dict[int, str]] = {
+    socket.SOCK_STREAM: "stream",
+    socket.SOCK_DGRAM: "datagram",
+    socket.SOCK_SEQPACKET: "seqpacket",
+}
+
 InetTable = Literal["tcp", "tcp6", "udp", "udp6"]
 
 _TIME_WAIT_TIMER: Final = "03"
 
 
-class UnixRow(Struct, frozen=True):
-    """A unix socket: its inode, its type as of socket(2), and the name that it is bound to, if any."""
+class LiveUnixSocket(Struct, frozen=True):
+    """A unix socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
+
+    Abstract names begin with `@`. `is_connected`: also if the other end is closed. `clients`: the other ends of
+    connections that it has not accepted, 0 for one that is closed or has sent something.
+    """
 
     inode: int
     kind: int
-    path: str
+    peer: int = 0
+    name: str = ""
+    is_connected: bool = False
+    clients: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Type and name; the inode if it has no name."""
+        return f"unix {_TYPES.get(self.kind, self.kind)} {self.name or f'#{self.inode}'}"
 
 
 class NetlinkRow(Struct, frozen=True):
@@ -97,13 +115,13 @@ class InetRow(Struct, frozen=True):
         return int(self.words[4].partition(":")[2], 16)
 
 
-def read_unix(pid: int) -> Iterator[UnixRow]:
-    """The unix sockets; none if the process has ended."""
+def read_unix(pid: int) -> Iterator[LiveUnixSocket]:
+    """The unix sockets, without their peers; none if the process has ended."""
     with suppress(OSError):
         for line in procfs.lines(f"/proc/{pid}/net/unix")[1:]:
             # A name may hold line feeds: what follows them is no line of its own, though it may look like one.
             if found := _UNIX.fullmatch(line):
-                yield UnixRow(int(found["inode"]), int(found["type"], 16), found["path"] or "")
+                yield LiveUnixSocket(int(found["inode"]), int(found["type"], 16), name=found["path"] or "")
 
 
 def read_inet(pid: int, table: InetTable) -> Iterator[InetRow]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -83,25 +84,21 @@ def _bytes_moved(pid: int) -> int:
 
 def waits_for_a_disk(pids: Iterable[int]) -> bool:
     """Return whether a thread of these processes waits uninterruptibly."""
-    for pid, tid in _tasks(pids):
-        with suppress(OSError):
-            if read_stat(pid, tid).state == _UNINTERRUPTIBLE:
-                return True
-    return False
+    return _is_any(pids, lambda pid, tid: read_stat(pid, tid).state == _UNINTERRUPTIBLE)
 
 
 def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_BY_PROGRAMS) -> bool:
     """Return whether a thread of these processes waits in one of these functions of the kernel, for another program."""
-    for pid, tid in _tasks(pids):
+    function = re.compile("|".join(calls))
+    return _is_any(pids, lambda pid, tid: function.search(procfs.text(f"/proc/{pid}/task/{tid}/stack")))
+
+
+def _is_any(pids: Iterable[int], is_meant: Callable[[int, int], object]) -> bool:
+    for pid, tid in ((each, tid) for each in pids for tid in procfs.living_threads(each)):
         with suppress(OSError):
-            stack = procfs.text(f"/proc/{pid}/task/{tid}/stack")
-            if any(call in stack for call in calls):
+            if is_meant(pid, tid):
                 return True
     return False
-
-
-def _tasks(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    yield from ((pid, tid) for pid in pids for tid in procfs.living_threads(pid))
 
 
 def work_done(pid: int) -> int:

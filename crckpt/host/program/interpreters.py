@@ -14,7 +14,6 @@ CODE: Final = "-c "
 CLASS: Final = "class "
 """The beginnings of a script's text for what is no file."""
 
-_JAVA: Final = "java"
 _JAVA_VALUES: Final = (
     "-cp -classpath --class-path -p --module-path --upgrade-module-path --add-modules --limit-modules --add-exports "
     "--add-opens --add-reads --patch-module --enable-native-access --source"
@@ -73,12 +72,13 @@ _INTERPRETERS: Final = (
     Interpreter("R", r"R(script)?", "g", code="e", file="f --file"),
     Interpreter("julia", r"julia", "J C p L t H", code="e E"),
     Interpreter("dotnet", r"dotnet|mono(-sgen)?", verbs="exec"),
+    Interpreter("java", "java"),
 )
 
 
 def find_family(name: str) -> str:
     """The interpreter that an executable's name stands for, whatever its version; empty for any other program."""
-    return _JAVA if name == _JAVA else next((each.family for each in _find(name)), "")
+    return next((each.family for each in _INTERPRETERS if re.fullmatch(each.names, name)), "")
 
 
 def find_script(name: str, words: Sequence[str]) -> str:
@@ -86,13 +86,10 @@ def find_script(name: str, words: Sequence[str]) -> str:
 
     It is the path of a script as it was typed, or `-m MODULE`, `class NAME` or `-c CODE`.
     """
-    if name == _JAVA:
-        return _find_class(words)
-    return next((_find_operand(each, words) for each in _find(name)), "")
-
-
-def _find(name: str) -> list[Interpreter]:
-    return [each for each in _INTERPRETERS if re.fullmatch(each.names, name)]
+    found = next((each for each in _INTERPRETERS if re.fullmatch(each.names, name)), None)
+    if found is None:
+        return ""
+    return _find_class(words) if found.family == "java" else _find_operand(found, words)
 
 
 def _find_operand(interpreter: Interpreter, words: Sequence[str]) -> str:

@@ -107,18 +107,10 @@ class WriteProtection(Userfaultfd):
         if is_new:
             # Pages that were moved here (mremap) may have bits, and would read as not written.
             try:
-                self.unprotect(found)
+                self.protect(found.start, found.end)
             except OSError:
-                self.unregister(found)
+                self.remove(found.start, found.end)
                 raise
-
-    def unprotect(self, found: AddressRange) -> None:
-        """Let every page of this map read as written. Raises OSError."""
-        self.protect(found.start, found.end)
-
-    def unregister(self, found: AddressRange) -> None:
-        """Stop tracking this map. Raises OSError, as `remove`."""
-        self.remove(found.start, found.end)
 
     def is_held_by(self, pid: int, descriptor: int) -> bool:
         """Return whether that descriptor of a process is this userfaultfd too."""

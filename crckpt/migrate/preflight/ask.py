@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from crckpt.host import machine, proc
 from crckpt.host.disk.path_trust import find_group_name, find_user_name
 from crckpt.host.network.packet_filter import read_packet_rules
-from crckpt.host.observe.sock_diag import LiveUnixSocket, opened_file, read_path, read_unix_sockets
+from crckpt.host.observe.sock_diag import opened_file, read_path, read_unix_sockets
 from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.observe.watches import find_watched_paths
 from crckpt.host.opened import as_socket
 from crckpt.host.proc import Descriptor, Process, procfs
 from crckpt.host.proc.file_users import parse_locks
-from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
+from crckpt.host.proc.net import InetRow, InetTable, LiveUnixSocket, read_inet, read_netlink
 from crckpt.host.proc.procfs import DELETED
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.pidfd import borrow_each

@@ -181,8 +181,8 @@ class Moment:
         come = self._has_come
 
         class Overtaken(WriteProtection):
-            def unprotect(self, found: AddressRange) -> None:
-                come(found)
-                super().unprotect(found)
+            def protect(self, start: int, end: int, mode: int = 0) -> None:
+                come(AddressRange(start, end))
+                super().protect(start, end, mode)
 
         return Overtaken

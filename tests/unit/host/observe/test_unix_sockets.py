@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.observe.sock_diag import LiveUnixSocket, read_unix_sockets
+from crckpt.host.observe.sock_diag import read_unix_sockets
+from crckpt.host.proc.net import LiveUnixSocket
 
 
 def seen(found: socket.socket) -> LiveUnixSocket:

@@ -33,7 +33,7 @@ def test_name_with_a_line_feed(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(str(tmp_path / "a\nb"))
         (row,) = (row for row in read_unix(os.getpid()) if row.inode == os.fstat(bound.fileno()).st_ino)
-    assert (row.kind, row.path) == (socket.SOCK_DGRAM, str(tmp_path / "a"))
+    assert (row.kind, row.name) == (socket.SOCK_DGRAM, str(tmp_path / "a"))
 
 
 def test_ended_process_has_no_sockets() -> None:

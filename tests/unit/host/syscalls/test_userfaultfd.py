@@ -50,7 +50,7 @@ def test_mapping_is_tracked_until_unregistered(memory: AddressRange, protection:
     assert not is_registered(os.getpid(), memory.start)
     protection.register(memory)
     assert is_registered(os.getpid(), memory.start)
-    protection.unregister(memory)
+    protection.remove(memory.start, memory.end)
     assert not is_registered(os.getpid(), memory.start)
 
 
