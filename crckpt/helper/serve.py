@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all, listen
 from crckpt.helper.kinds import HelperKind
@@ -83,44 +83,36 @@ class Waiting:
         self._selector.close()
 
 
-class Server(Generic[_Request]):
+class Server(Struct, Generic[_Request]):
     """Answers the peers of a helper: the process that started it, and those who connect.
 
     `take` is called with a peer, its request and the descriptors that came with it; `dropped` with a peer that has
-    gone; `refuse` makes the answer to a request that this release does not know.
+    gone; `refuse` makes the answer to a request that this release does not know. `has_asked`: those of the peers that
+    have asked something are never dropped to make room.
     """
 
-    def __init__(
-        self,
-        kind: HelperKind,
-        request: type[_Request],
-        take: Callable[[Channel, _Request, list[int]], object],
-        dropped: Callable[[Channel], object],
-        refuse: Callable[[str], Struct],
-    ) -> None:
-        self.waiting = Waiting()
-        self._kind = kind
-        self._request = request
-        self._take = take
-        self._dropped = dropped
-        self._refuse = refuse
-        # Those that have asked something are never dropped to make room.
-        self._has_asked: dict[Channel, bool] = {}
+    kind: HelperKind
+    request: type[_Request]
+    take: Callable[[Channel, _Request, list[int]], object]
+    dropped: Callable[[Channel], object]
+    refuse: Callable[[str], Struct]
+    waiting: Waiting = field(default_factory=Waiting)
+    has_asked: dict[Channel, bool] = {}
 
     def add(self, peer: Channel) -> None:
         """Take this peer's requests. If there are too many peers, drop the oldest that has asked nothing."""
-        if len(self._has_asked) >= _MOST_PEERS:
-            silent = next((each for each, has_asked in self._has_asked.items() if not has_asked), None)
+        if len(self.has_asked) >= _MOST_PEERS:
+            silent = next((each for each, has_asked in self.has_asked.items() if not has_asked), None)
             if silent is None:
                 peer.close()
                 return
             self._drop(silent)
-        self._has_asked[peer] = False
+        self.has_asked[peer] = False
         self.waiting.watch(peer, lambda _events: self._read(peer))
 
     def listen(self, path: Path) -> socket.socket:
         """Take the requests of those who connect to this socket. Raises OSError."""
-        return self.waiting.listen(path, lambda connection: self.add(Channel(self._kind, connection)))
+        return self.waiting.listen(path, lambda connection: self.add(Channel(self.kind, connection)))
 
     def answer(self, peer: Channel, answer: Struct) -> None:
         """Answer a peer; drop one that has gone, or does not read."""
@@ -131,31 +123,31 @@ class Server(Generic[_Request]):
 
     def close(self) -> None:
         """Close all connections."""
-        for peer in self._has_asked:
+        for peer in self.has_asked:
             peer.close()
         self.waiting.close()
 
     def _read(self, peer: Channel) -> None:
         try:
-            request, descriptors = peer.receive_descriptors(self._request, 0)
+            request, descriptors = peer.receive_descriptors(self.request, 0)
         except HelperOutdated:
-            self.answer(peer, self._refuse("unknown request: it comes from another version of crckpt"))
+            self.answer(peer, self.refuse("unknown request: it comes from another version of crckpt"))
         except HelperSilent:
             return
         except HelperEnded:
             self._drop(peer)
         else:
-            self._has_asked[peer] = True
+            self.has_asked[peer] = True
             try:
-                self._take(peer, request, descriptors)
+                self.take(peer, request, descriptors)
             finally:
                 close_all(descriptors)
 
     def _drop(self, peer: Channel) -> None:
-        if self._has_asked.pop(peer, None) is not None:
+        if self.has_asked.pop(peer, None) is not None:
             self.waiting.forget(peer)
             peer.close()
-            self._dropped(peer)
+            self.dropped(peer)
 
 
 def wake_on_signals(numbers: Iterable[signal.Signals], handle: Callable[[int], object] = lambda _number: None) -> int:
