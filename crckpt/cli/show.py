@@ -64,7 +64,7 @@ def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str 
     from crckpt.ops.inspect.sections import sections
     from crckpt.ops.inspect.strings import strings
 
-    found = sections(context, ref, **wanted)
+    found = sections(context, ref, [name for name, is_wanted in wanted.items() if is_wanted])
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
     document = {**checkpoint_document(found.checkpoint), **pick(found, *(name for name in wanted if wanted[name]))}
     if matches is not None:

@@ -45,8 +45,8 @@ from crckpt.criu.log_lines import (
     only_joined,
     rejoin_lines,
     search,
+    unquote,
 )
-from crckpt.criu.quoted_logs import unquote
 
 _PROCESS = re.compile(r"[\w :.-]{1,60}(?<!processes )\((?:type: \d{1,9} )?pid: (\d{1,10})(?: comm: (.{0,64}))?\)")
 _RULE = "-" * 40

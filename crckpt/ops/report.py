@@ -248,7 +248,7 @@ def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
 def _contents(context: Context, ref: str) -> _Files:
     from crckpt.ops.inspect.sections import sections  # loads numpy, for which the host may have too little memory
 
-    found = sections(context, ref, ps=True, files=True, sockets=True)
+    found = sections(context, ref, ("ps", "files", "sockets"))
     yield "checkpoint/processes.json", msgspec.to_builtins(found.ps)
     yield "checkpoint/files.json", msgspec.to_builtins(found.files)
     yield "checkpoint/sockets.json", msgspec.to_builtins(found.sockets)

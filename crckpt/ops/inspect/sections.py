@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -95,28 +95,22 @@ class Sections(Struct, frozen=True):
     env: tuple[Environment, ...] | None = None
 
 
-def sections(
-    context: Context,
-    ref: str,
-    *,
-    ps: bool = False,
-    files: bool = False,
-    sockets: bool = False,
-    maps: bool = False,
-    env: bool = False,
-) -> Sections:
-    """Read these sections of a checkpoint. Environments may be secret. Raises NoSuchCheckpoint, IntegrityError."""
+def sections(context: Context, ref: str, wanted: Collection[str]) -> Sections:
+    """Read the `wanted` sections of a checkpoint, by the names of the fields of `Sections`.
+
+    Environments may be secret. Raises NoSuchCheckpoint, IntegrityError.
+    """
     with opened_checkpoint(context, ref) as (repository, checkpoint, tree):
         opened = open_files(tree)
         with open_reader(repository, checkpoint) as reading:
-            return Sections(
-                checkpoint,
-                ps=tuple(_processes(tree, lambda name: read_file(repository, checkpoint, name))) if ps else None,
-                files=tuple(_files(tree, opened)) if files else None,
-                sockets=tuple(_sockets(tree, opened)) if sockets else None,
-                maps=tuple(_maps(reading, tree)) if maps else None,
-                env=tuple(_environments(reading, tree)) if env else None,
-            )
+            found: dict[str, Iterator[Any]] = {
+                "ps": _processes(tree, lambda name: read_file(repository, checkpoint, name)),
+                "files": _files(tree, opened),
+                "sockets": _sockets(tree, opened),
+                "maps": _maps(reading, tree),
+                "env": _environments(reading, tree),
+            }
+            return Sections(checkpoint, **{name: tuple(found[name]) for name in wanted})
 
 
 def _processes(tree: ImageTree, read: Callable[[str], bytes]) -> Iterator[ProcessSection]:

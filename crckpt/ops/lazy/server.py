@@ -31,13 +31,12 @@ from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.host.syscalls.userfaultfd import MissingPages
-from crckpt.ops.lazy.address_space import FilledSpace
+from crckpt.ops.lazy.address_space import FilledSpace, Segment, Segments
 from crckpt.ops.lazy.client import Arrived, Attach, FillerAnswer, Plan, fetches_over
 from crckpt.ops.lazy.family import Family, GuardedTree, fork_guarded, open_mark, remove_mark
 from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
 from crckpt.store.format.manifest import unseal
 from crckpt.store.late_backend import LateBackend

@@ -14,7 +14,7 @@ from effort import some
 
 from crckpt.causes.catalogue import EARLIER, ENGINES, OUTER, OUTSIDE, SILENT
 from crckpt.criu.explain import explain, is_log
-from crckpt.criu.quoted_logs import unquote
+from crckpt.criu.log_lines import unquote
 
 LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]

@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def found(base: Path) -> Sections:
     """All sections but the environment."""
-    return sections(Context(base), "job", ps=True, files=True, sockets=True, maps=True)
+    return sections(Context(base), "job", ("ps", "files", "sockets", "maps"))
 
 
 def test_processes_of_every_state(found: Sections) -> None:
@@ -67,7 +67,7 @@ def test_sockets_have_both_ends(found: Sections) -> None:
 
 
 def test_other_sections_are_none(base: Path) -> None:
-    found = sections(Context(base), "job", maps=True)
+    found = sections(Context(base), "job", ["maps"])
     assert (found.ps, found.files, found.sockets, found.env) == (None, None, None, None)
     assert found.maps
 

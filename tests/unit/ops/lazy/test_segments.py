@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crckpt.ops.lazy.segments import Segment, Segments
+from crckpt.ops.lazy.address_space import Segment, Segments
 
 PAGES = 24
 _RANGES = st.tuples(st.integers(0, PAGES - 1), st.integers(1, 8))
