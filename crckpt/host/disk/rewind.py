@@ -1,4 +1,4 @@
-"""Truncate a program's log to an earlier size, and keep the later lines.
+"""Truncate a program's log to an earlier size and keep the later lines; give a file a name again that it lost.
 
 The owner of the directory may replace the file or the directory at any moment. So each is opened once, without
 following links, and all work uses these descriptors, with the rights of the file's owner.
@@ -18,6 +18,7 @@ from typing import Final
 from crckpt.errors import RestoreFailed
 from crckpt.host.disk.files import PRIVATE_FILE, name_with_ending, resize, sync, write
 from crckpt.host.disk.space import free_disk
+from crckpt.host.opened import opened
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
@@ -80,9 +81,9 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
         if error.errno in _EXCHANGED:
             raise _exchange_error(path) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
-    opened = os.fstat(file)
-    is_same = (opened.st_dev, opened.st_ino, opened.st_uid) == (status.st_dev, status.st_ino, status.st_uid)
-    if not is_same or not stat.S_ISREG(opened.st_mode) or opened.st_size < size:
+    now = os.fstat(file)
+    is_same = (now.st_dev, now.st_ino, now.st_uid) == (status.st_dev, status.st_ino, status.st_uid)
+    if not is_same or not stat.S_ISREG(now.st_mode) or now.st_size < size:
         raise _exchange_error(path)
     return directory, file
 
@@ -169,3 +170,32 @@ def _copy(source: int, start: int, target: int, at: int, what: str, most: int | 
         write(target, content, what)
         start += len(content)
     sync(target, what)
+
+
+@contextmanager
+def linked_again(path: Path, name: str, inode: int, owner: int) -> Iterator[None]:
+    """Give the file `name`, in the directory of `path`, that name, too. If the block fails, take it away again.
+
+    Raises RestoreFailed if a symbolic link is in the way, or if the file is not that inode of this user any more.
+    """
+    try:
+        with (
+            opened(open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)) as directory,
+            opened(open_without_links(name, os.O_PATH, directory=directory)) as found,
+        ):
+            status = os.fstat(found)
+            if (status.st_ino, status.st_uid) != (inode, owner):
+                raise FileNotFoundError(errno.ENOENT, "somebody has replaced the file")
+            step("other-name.link", path)
+            os.link(f"/proc/self/fd/{found}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+    except OSError as error:
+        raise RestoreFailed(f"{path} cannot be linked to {name}: {error.strerror}", hint="try again") from error
+    try:
+        yield
+    except BaseException:
+        step("other-name.unlink", path)
+        # A tree may have more such files than we may have descriptors: the directory was closed.
+        with suppress(OSError), opened(open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)) as directory:
+            if os.stat(path.name, dir_fd=directory, follow_symlinks=False).st_ino == inode:
+                os.unlink(path.name, dir_fd=directory)
+        raise

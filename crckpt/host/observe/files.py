@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -14,7 +14,6 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.disk.other_names import OtherNames
 from crckpt.host.opened import opened
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
@@ -178,6 +177,23 @@ def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
             if is_linked and not names.find(path, {status.st_ino}):
                 lost[path] = None
     return tuple(lost)
+
+
+class OtherNames:
+    """Finds files by their inodes in directories, each of which is read once: it may be large."""
+
+    def __init__(self) -> None:
+        self._directories: dict[str, dict[int, str]] = {}
+
+    def find(self, path: str, inodes: Collection[int]) -> str:
+        """Return the name of a file with one of these inodes in the directory of `path`; empty if there is none."""
+        directory = path.rpartition("/")[0]
+        if directory not in self._directories:
+            self._directories[directory] = {}
+            with suppress(OSError), os.scandir(directory or "/") as entries:
+                self._directories[directory] = {entry.inode(): entry.name for entry in entries}
+        names = self._directories[directory]
+        return next((names[inode] for inode in inodes if inode in names), "")
 
 
 class RemovedFile(Struct, frozen=True):

@@ -132,19 +132,16 @@ def run_directory() -> Fact:
 
 def store(path: Path) -> Fact:
     """Check the store's owner, mode, file system and free space; or whether a missing store can be made."""
-    there = _nearest(path)
+    there, prefix = _nearest(path), ""
     if there != path:
         prefix = f"{path} does not exist yet; the first dump makes it: "
-        refused = None
         # Try it: the mode does not show read-only mounts, quotas, or file systems like /proc.
         try:
             Path(tempfile.mkdtemp(prefix=".crckpt-", dir=there)).rmdir()
         except OSError as error:
             found = f"{path} does not exist and cannot be made below {there}: {error.strerror}"
-            refused = missing(found, "nothing can be stored", _ANOTHER)
-    else:
-        prefix, refused = "", _find_refusal(path)
-    if refused:
+            return missing(found, "nothing can be stored", _ANOTHER)
+    elif refused := _find_refusal(path):
         return refused
     # Without a C compiler the hold's program is a shell script in the store.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:

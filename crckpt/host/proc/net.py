@@ -57,14 +57,6 @@ class LiveUnixSocket(Struct, frozen=True):
         return f"unix {_TYPES.get(self.kind, self.kind)} {self.name or f'#{self.inode}'}"
 
 
-class NetlinkRow(Struct, frozen=True):
-    """A netlink socket: its inode, its protocol (linux/netlink.h), and the port that it is bound to, 0 if to none."""
-
-    inode: int
-    protocol: int
-    port: int
-
-
 class InetRow(Struct, frozen=True):
     """The words of a TCP or UDP socket's line: sl local remote st tx:rx tr:when retrnsmt uid timeout inode ...
 
@@ -130,12 +122,15 @@ def read_inet(pid: int, table: InetTable) -> Iterator[InetRow]:
         yield from (InetRow(tuple(line.split())) for line in procfs.lines(f"/proc/{pid}/net/{table}")[1:])
 
 
-def read_netlink(pid: int) -> Iterator[NetlinkRow]:
-    """The netlink sockets; none if the process has ended."""
+def read_netlink(pid: int) -> Iterator[tuple[int, int, int]]:
+    """(inode, protocol, port) of the netlink sockets; none if the process has ended.
+
+    The protocol is that of linux/netlink.h, the port 0 if it is bound to none.
+    """
     with suppress(OSError):
         # sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode (net/netlink/af_netlink.c)
         for words in (line.split() for line in procfs.lines(f"/proc/{pid}/net/netlink")[1:]):
-            yield NetlinkRow(int(words[9]), int(words[1]), int(words[2]))
+            yield int(words[9]), int(words[1]), int(words[2])
 
 
 def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:

@@ -5,6 +5,7 @@ Source: proc_pid_stat(5), proc_pid_status(5), namespaces(7)."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -128,14 +129,12 @@ def effective_capabilities(pid: int | str = "self") -> frozenset[int]:
     return frozenset(bit for bit in range(64) if mask >> bit & 1)
 
 
-def tracers(pid: int) -> tuple[tuple[int, int], ...]:
+def tracers(pid: int) -> Iterator[tuple[int, int]]:
     """(thread id, PID of its tracer) of the threads of a process that are traced, except its first."""
-    found = []
     for tid in procfs.living_threads(pid):
         with suppress(FileNotFoundError, ProcessLookupError):
             if tid != pid and (traced_by := tracer(pid, tid)):
-                found.append((tid, traced_by))
-    return tuple(found)
+                yield tid, traced_by
 
 
 def namespace(pid: int | str, kind: str) -> int:

@@ -213,27 +213,18 @@ def group_programs(group: Path) -> Iterator[str]:
                 yield name
 
 
-def find_frozen_group(pid: int) -> FrozenGroup | None:
-    """The frozen group that freezes a process: its own or one above it; None if there is none, or it has ended."""
+def find_frozen_group(of: int | Path) -> FrozenGroup | None:
+    """The frozen group that freezes a process or a group: its own or one above it; None if there is none.
+
+    None also of a process that has ended.
+    """
     with suppress(OSError):
-        return _find_frozen(groups("freezer", pid))
-    return None
-
-
-def is_frozen(directory: Path) -> bool:
-    """Return whether what is in a group is frozen, by its own switch or by one above it."""
-    with suppress(OSError):
-        return _find_frozen((directory, *directory.parents)) is not None
-    return False
-
-
-def _find_frozen(upwards: Iterable[Path]) -> FrozenGroup | None:
-    for group in upwards:
-        for switch, thaw, file in _FREEZERS:
-            # Do not look at the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed by
-            # itself.
-            if (group / switch).exists() and (group / switch).read_text().strip() == "1":
-                return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
+        for group in groups("freezer", of) if isinstance(of, int) else (of, *of.parents):
+            for switch, thaw, file in _FREEZERS:
+                # Do not look at the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed
+                # by itself.
+                if (group / switch).exists() and (group / switch).read_text().strip() == "1":
+                    return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
     return None
 
 

@@ -293,7 +293,7 @@ class _SocketAsker:
             case socket.AF_PACKET:
                 return sockets.PacketSocket(number, word)
             case socket.AF_NETLINK:
-                port = next((row.port for row in read_netlink(kind.pid) if row.inode == inode), 0)
+                port = next((port for found, _, port in read_netlink(kind.pid) if found == inode), 0)
                 return sockets.NetlinkSocket(number, inode, kind.protocol, port)
         row, nowhere, state = self._row(kind.pid, inode), sockets.Address(_ANY[kind.family], 0), sockets.CLOSE
         if row:

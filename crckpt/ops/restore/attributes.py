@@ -135,7 +135,7 @@ def plan_attributes(
         session=session,
         restricts=restricts,
         old_groups={place: rules.find_restrictions(*place) for place in existing},
-        frozen=frozenset(place for place, where in existing.items() if cgroups.is_frozen(where)),
+        frozen=frozenset(place for place, where in existing.items() if cgroups.find_frozen_group(where)),
     )
     return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)
 

@@ -28,8 +28,7 @@ from crckpt.errors import (
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host import proc
 from crckpt.host.disk.files import name_with_ending
-from crckpt.host.disk.other_names import linked_again
-from crckpt.host.disk.rewind import restored_on_failure
+from crckpt.host.disk.rewind import linked_again, restored_on_failure
 from crckpt.host.network import packet_filter
 from crckpt.host.process import orphans
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred

@@ -21,8 +21,8 @@ from crckpt.host import machine, proc
 from crckpt.host.disk import checked_files, packages, space
 from crckpt.host.disk.checked_files import held, read_head
 from crckpt.host.disk.files import status_of
-from crckpt.host.disk.other_names import OtherNames
 from crckpt.host.observe import sockets
+from crckpt.host.observe.files import OtherNames
 from crckpt.host.observe.unix_names import UnixNames
 from crckpt.host.probes import network
 from crckpt.host.proc import file_users
@@ -213,7 +213,7 @@ def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Refusal]:
         if unix.external:
             found[unix.id] = None if refusal == "taken" else "absent"
     if netlink := tuple(find_netlink_sockets(wanted)):
-        used = {(row.protocol, row.port) for row in read_netlink(os.getpid())}
+        used = {(protocol, port) for _, protocol, port in read_netlink(os.getpid())}
         found |= {each.id: "taken" for each in netlink if (each.protocol, each.port_id) in used}
     return {number: refusal for number, refusal in found.items() if refusal is not None}
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import RestoreFailed
-from crckpt.host.disk.other_names import OtherNames, linked_again
+from crckpt.host.disk.rewind import linked_again
+from crckpt.host.observe.files import OtherNames
 
 
 def test_name_is_found_by_inode(tmp_path: Path) -> None:

@@ -63,12 +63,12 @@ def test_pid_inside_a_pid_namespace() -> None:
 def test_traced_threads_are_found(waiting: subprocess.Popen[bytes]) -> None:
     with program(TRACED_THREAD) as process:
         (second,) = (tid for tid in read(process.pid).threads if tid != process.pid)
-        assert tracers(process.pid) == ((second, os.getpid()),)
+        assert list(tracers(process.pid)) == [(second, os.getpid())]
         assert tracer(process.pid, process.pid) == 0
         process.kill()
         os.waitpid(second, WALL)  # the process stays until its tracer has heard of the thread
-    assert tracers(waiting.pid) == ()
-    assert tracers(free_pid()) == ()
+    assert list(tracers(waiting.pid)) == []
+    assert list(tracers(free_pid())) == []
 
 
 def test_shared_memory_is_counted_in_bytes() -> None:
