@@ -222,9 +222,8 @@ class Lineage:
     def give_up(self, why: str) -> None:
         """Make everything from now on full."""
         self.close()
-        self.keeper = self.parent = None
-        self.tracks = False
-        self.summary = LineageSummary(self.summary.tracker, self.summary.why, why_full=why)
+        self.keeper, self.tracks = None, False
+        self.restart_full(why)
 
     def close(self) -> None:
         """End the dump for the keeper."""

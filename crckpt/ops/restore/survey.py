@@ -24,7 +24,6 @@ from crckpt.host.disk.files import status_of
 from crckpt.host.observe import sockets
 from crckpt.host.observe.files import OtherNames
 from crckpt.host.observe.unix_names import UnixNames
-from crckpt.host.probes import network
 from crckpt.host.proc import file_users
 from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.net import read_netlink
@@ -312,7 +311,9 @@ def _is_met(need: Need) -> bool:
             return os.access("/proc/sys/kernel/hostname", os.W_OK)
         case "clocks-jump":
             return machine.has_clocks()
-    # These probes of doctor may run in our own process: both only open something.
+    # Slow to import, and for few trees. These probes of doctor may run in our own process: both only open something.
+    from crckpt.host.probes import network
+
     trial = {"no-tcp-repair": network.tcp_repair, "no-tun": network.tun}[need.key]
     return trial().state != "missing"
 
