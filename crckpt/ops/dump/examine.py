@@ -258,8 +258,9 @@ def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = 
     typed = f"crckpt {command} {named}"
     # A program that calls itself `postgres` would become the newest checkpoint of that job, which a restore takes, and
     # for which a cleanup removes others. Root's own programs may: root reads and writes all.
-    uids = _find_root(last, details).get("uids", ()) if target.request.job is None else ()
-    if uids and set(tree_root.uids) != {_ROOT} and tuple(uids[:2]) != tree_root.uids[:2]:
+    is_default = target.request.job is None and set(tree_root.uids) != {_ROOT}
+    uids = _find_root(last, details).get("uids", ()) if is_default else ()
+    if uids and tuple(uids[:2]) != tree_root.uids[:2]:
         raise UsageError(
             f"process {tree_root.pid} ({tree_root.comm}) belongs to user {tree_root.uids[0]}, but the job {target.job} "
             f"has checkpoints of a program of user {uids[0]}",
