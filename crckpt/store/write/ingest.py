@@ -6,19 +6,16 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, RunId, Statistics, Task
+from crckpt.model import CheckpointId, DumpOptions, Host, JobName, RunId, Statistics, Task
 from crckpt.store.backend.directory import full_store_named
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
 from crckpt.store.repository import BeforeWrite, Repository
 from crckpt.store.write.preparation import Preparation
-
-if TYPE_CHECKING:
-    from crckpt.store.write.packing import PackedImages
 
 
 class NewCheckpoint(Struct, frozen=True):
@@ -76,7 +73,7 @@ def ingest(
     for a bad job name, OSError if the disk is full.
     """
     from crckpt.store.fingerprints import cache_fingerprints
-    from crckpt.store.write.packing import PackOptions, pack_images
+    from crckpt.store.write.packing import pack_images
 
     check_name(new.job, "job")
     began = time.monotonic()
@@ -85,20 +82,44 @@ def ingest(
     with full_store_named(repository.backend.location), repository.shared(), repository.transaction() as directory:
         series = repository.checkpoints(new.job) if new.parent is None else (repository.get(new.parent),)
         parent = series[-1] if series else None
-        target = PackOptions(
-            directory, compress, dedup, searches, copies, progress, lambda: _count_uses_of_others(repository, new.job)
+        packed = pack_images(
+            repository.backend,
+            parent,
+            images,
+            new.details,
+            new.base,
+            directory,
+            level=compress,
+            dedup=dedup,
+            searches=searches,
+            copies=copies,
+            progress=progress,
+            count_uses=lambda: _count_uses_of_others(repository, new.job),
+            find=preparation.find,
+            loaded=preparation.take_known(parent) if dedup and not searches else None,
         )
-        known = preparation.take_known(parent) if dedup and not searches else None
-        found = preparation.find
-        packed = pack_images(repository.backend, parent, images, new.details, target, new.base, found, known)
         # The manifest goes last: it exists if and only if the checkpoint does.
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             cache_fingerprints(repository.backend, written)
         if packed.samples is not None:
             packed.samples.add((written.digest for written in packed.packs), directory)
-        # Without the time for the manifest, which holds this number.
-        draft = _draft(new, parent, packed, (time.monotonic() - began) * 1000)
+        described = asdict(new)
+        for name in ("details", "base", "frozen_ms", "dump_ms"):
+            del described[name]
+        draft = Checkpoint(
+            **described | {"parent": parent.id if parent else None},
+            id=CheckpointId(""),
+            packs=packed.uses,
+            index=packed.index,
+            statistics=Statistics(
+                frozen_ms=new.frozen_ms,
+                dump_ms=new.dump_ms,
+                # Without the time for the manifest, which holds this number.
+                commit_ms=(time.monotonic() - began) * 1000,
+                **packed.statistics,
+            ),
+        )
         return repository.add_checkpoint(draft, at_least=at_least, before=before)
 
 
@@ -110,34 +131,3 @@ def _count_uses_of_others(repository: Repository, job: JobName) -> dict[str, int
             for use in checkpoint.packs:
                 uses[use.digest] = max(use.pages, uses.get(use.digest, 0))
     return uses
-
-
-def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: PackedImages, commit_ms: float) -> Checkpoint:
-    return Checkpoint(
-        id=CheckpointId(""),
-        job=new.job,
-        created=new.created,
-        parent=parent.id if parent else None,
-        host=new.host,
-        options=new.options,
-        tree=new.tree,
-        note=new.note,
-        run_id=new.run_id,
-        stopped=new.stopped,
-        packs=packed.uses,
-        index=packed.index,
-        statistics=Statistics(
-            frozen_ms=new.frozen_ms,
-            dump_ms=new.dump_ms,
-            commit_ms=commit_ms,
-            raw_bytes=packed.raw,
-            new_bytes=(sum(written.pages for written in packed.packs) - packed.copied) * PAGE_SIZE,
-            stored_bytes=sum(written.size for written in packed.packs),
-            pages=packed.counts.pages,
-            zero_pages=packed.counts.zero,
-            shared_pages=packed.counts.shared,
-            copied_bytes=packed.copied * PAGE_SIZE,
-            inherited_pages=packed.counts.left,
-        ),
-        config_digest=new.config_digest,
-    )

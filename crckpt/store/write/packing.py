@@ -58,49 +58,18 @@ Contents: TypeAlias = Callable[[Positions, Positions], Iterator[tuple[slice | Po
 """From the positions of pages in an object, and their numbers as known pages, to which of them and their contents."""
 
 
-class PackedPages(Struct, frozen=True):
-    """Numbers of pages of the image files and details: all, those that are zero, and those that were `shared`.
-
-    A shared page was in the store, or is a second copy of a new one; `left` are those that CRIU left to the parent.
-    """
-
-    pages: int = 0
-    zero: int = 0
-    shared: int = 0
-    left: int = 0
-
-
 class PackedImages(Struct, frozen=True):
     """The packed images, as a commit needs them.
 
-    `packs` are finished, with their fingerprints beside them; there are none if no page was new. `raw` is in bytes;
-    `copied` is how many known pages were stored again, so that old packs die. `samples` get those of the new packs.
+    `packs` are finished, with their fingerprints beside them; there are none if no page was new. `statistics` are those
+    of `Statistics` that count bytes and pages. `samples` get those of the new packs.
     """
 
     packs: tuple[FinishedPack, ...]
     uses: tuple[PackUse, ...]
     index: IndexPlace
-    raw: int
-    counts: PackedPages
-    copied: int
+    statistics: dict[str, int]
     samples: PageSamples | None
-
-
-class PackOptions(Struct, frozen=True):
-    """The directory in which packs are written, the zstd level, and what gets (bytes done, bytes in all).
-
-    `level` None chooses one that suits the pages. Without `dedup` every page that is not zero is stored; without
-    `searches` known pages are found only where the parent has them; without `copies` no known page is stored again.
-    `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it.
-    """
-
-    directory: Path
-    level: int | None
-    dedup: bool
-    searches: bool
-    copies: bool
-    progress: Callable[[int, int], None]
-    count_uses: Callable[[], Mapping[str, int]]
 
 
 def pack_images(
@@ -108,14 +77,23 @@ def pack_images(
     parent: Checkpoint | None,
     images: Path,
     details: bytes,
-    target: PackOptions,
     base: Path | None,
+    directory: Path,
+    *,
+    level: int | None,
+    dedup: bool,
+    searches: bool,
+    copies: bool,
+    progress: Callable[[int, int], None],
+    count_uses: Callable[[], Mapping[str, int]],
     find: FindExamined,
-    loaded: KnownPages | None = None,
+    loaded: KnownPages | None,
 ) -> PackedImages:
-    """Store the new pages of an image directory in new packs. The parent has the pages left to the set in `base`.
+    """Store the new pages of an image directory in new packs, which are written in `directory`.
 
-    `find` finds pages that were examined before; `loaded` are those of the parent, if that was done before.
+    The parent has the pages that were left to the set in `base`. `level` and what follows are as for `ingest`.
+    `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it. `find`
+    finds pages that were examined before; `loaded` are those of the parent, if that was done before.
 
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages or is damaged.
     """
@@ -124,27 +102,30 @@ def pack_images(
     raw = size + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
     # With a base, the images have left pages to the parent: it is needed even without dedup.
-    samples = PageSamples(backend, key) if target.dedup and target.searches else None
-    known = loaded or KnownPages(backend, key, parent if target.dedup or base else None, samples)
+    samples = PageSamples(backend, key) if dedup and searches else None
+    known = loaded or KnownPages(backend, key, parent if dedup or base else None, samples)
 
     def find_used_by_others() -> Positions:
-        uses = target.count_uses()
+        uses = count_uses()
         return np.array([uses.get(pack.digest, 0) for pack in known.packs], np.int64)
 
     left = [known.find_inherited(source.key, source.left) for source in found]
-    limit = pages_in_a_pack(raw)
-    with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
-        new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
-        packing = Packing(known, new_pages, packs, key, find, searches=target.searches)
+    with workers() as pool, new_packs(directory, Frames(pool, level), pages_in_a_pack(raw), key) as packs:
+        new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if dedup else 0)
+        packing = Packing(known, new_pages, packs, key, find, searches=searches)
         # The last page of each object is padded, and counts as a whole.
-        files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
+        files = packing.store(found, pool, lambda done: progress(min(done, size), size))
         known.end_search()
-        counts, new = _add_inherited(packing.counts, left), packs.pages
+        inherited = np.concatenate(left)
+        packing.count_pages(page_count(inherited), page_count(inherited[inherited["pack"] == ZERO]), 0)
+        statistics, new = dict(packing.counts), packs.pages
         # Once it is known how much is new: that limits what is copied.
         chosen = np.zeros(0, np.bool_)
-        if target.copies:
-            used = _find_known_pages_in_use(files, left, known)
-            chosen = choose_pages(used, known.starts, new, known.inherited, find_used_by_others)
+        if copies:
+            extents = np.concatenate([*(file.extents for file in files), inherited])
+            used = [mark_used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
+            in_use = np.concatenate([np.empty(0, np.bool_), *used])
+            chosen = choose_pages(in_use, known.starts, new, known.inherited, find_used_by_others)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _packs_used(files)
@@ -160,9 +141,14 @@ def pack_images(
         packs=written,
         uses=_pack_uses(order, [*files, index], known, written),
         index=IndexPlace(len(content), tuple(renumber_packs(index.extents, _manifest_numbers(order)).tolist())),
-        raw=raw,
-        counts=counts,
-        copied=copied,
+        statistics={
+            **statistics,
+            "raw_bytes": raw,
+            "new_bytes": (sum(pack.pages for pack in written) - copied) * PAGE_SIZE,
+            "stored_bytes": sum(pack.size for pack in written),
+            "copied_bytes": copied * PAGE_SIZE,
+            "inherited_pages": page_count(inherited),
+        },
         samples=samples,
     )
 
@@ -187,7 +173,9 @@ class Packing:
 
         Without `searches` known pages are found only at their place.
         """
-        self.counts = PackedPages()
+        # Of the image files and details: all pages, those that are zero, and those that were shared. A shared page was
+        # in the store, or is a second copy of a new one.
+        self.counts = {"pages": 0, "zero_pages": 0, "shared_pages": 0}
         self._known = known
         self._new_pages = new_pages
         self._packs = packs
@@ -265,13 +253,13 @@ class Packing:
         pack[filled[is_known]], page[filled[is_known]] = self._known.locations(found[is_known])
         rest, before = filled[~is_known], self._packs.pages
         pack[rest], page[rest] = self._add(prints[~is_known], batch.pages, rest)
-        fresh = self._packs.pages - before
-        self.counts = PackedPages(
-            self.counts.pages + total,
-            self.counts.zero + total - len(filled),
-            self.counts.shared + len(filled) - fresh,
-        )
+        self.count_pages(total, total - len(filled), self._packs.pages - before)
         return make_extents(batch.first, pack, page)
+
+    def count_pages(self, pages: int, zero: int, fresh: int) -> None:
+        """Add to `counts`: so many of the pages are zero, and so many are new."""
+        for name, count in zip(self.counts, (pages, zero, pages - zero - fresh), strict=True):
+            self.counts[name] += count
 
     def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Positions:
         """Find the known page of each content: at the same place if it is equal there, else anywhere."""
@@ -297,19 +285,6 @@ class Packing:
 def _packs_used(files: Iterable[StoredFile]) -> list[int]:
     packs = unique_sorted(np.concatenate([np.empty(0, np.uint32), *(file.extents["pack"] for file in files)]))
     return [int(pack) for pack in packs if pack != ZERO]
-
-
-def _add_inherited(counts: PackedPages, left: list[Extents]) -> PackedPages:
-    """Add the pages that were left to the parent."""
-    pages = sum(page_count(some) for some in left)
-    zero = sum(page_count(some[some["pack"] == ZERO]) for some in left)
-    return PackedPages(counts.pages + pages, counts.zero + zero, counts.shared + pages - zero, pages)
-
-
-def _find_known_pages_in_use(files: list[StoredFile], left: list[Extents], known: KnownPages) -> Mask:
-    extents = np.concatenate([*(file.extents for file in files), *left])
-    parts = [mark_used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
-    return np.concatenate([np.empty(0, np.bool_), *parts])
 
 
 def _manifest_numbers(order: list[int]) -> npt.NDArray[np.uint32]:
