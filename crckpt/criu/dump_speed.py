@@ -14,7 +14,7 @@ from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import run_criu
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
-from crckpt.images.stats import read_dump_stats
+from crckpt.images.inventory import read_dump_stats
 from crckpt.model import DumpOptions
 
 _PROGRAM: Final = """

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from crckpt.images import magics, other_files, pipes, regfile, sockets, tty
+from crckpt.images import magics, other_files, regfile, sockets, tty
 from crckpt.images.decode import decode
 from crckpt.images.framing import edit_image, read_messages
 from crckpt.images.wire import BYTES, Message, encode, fields
@@ -20,8 +20,8 @@ OpenFile: TypeAlias = (
     | sockets.UnixSocket
     | sockets.NetlinkSocket
     | sockets.PacketSocket
-    | pipes.Pipe
-    | pipes.Fifo
+    | other_files.Pipe
+    | other_files.Fifo
     | tty.Terminal
     | other_files.MemFd
     | other_files.EventPoll
@@ -93,8 +93,8 @@ def _open_file(message: Message) -> OpenFile:
 # For each file type, the field with its entry and what decodes that.
 _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     1: (3, partial(decode, regfile.RegularFile)),
-    2: (18, partial(decode, pipes.Pipe)),
-    3: (17, partial(decode, pipes.Fifo)),
+    2: (18, partial(decode, other_files.Pipe)),
+    3: (17, partial(decode, other_files.Fifo)),
     4: (4, partial(decode, sockets.InetSocket)),
     5: (16, partial(decode, sockets.UnixSocket)),
     7: (9, partial(decode, other_files.EventPoll)),

@@ -1,4 +1,8 @@
-"""`inventory.img`: what holds for a whole set of images (images/inventory.proto)."""
+"""`inventory.img`: what holds for a whole set of images (images/inventory.proto); `stats-dump` (images/stats.proto).
+
+Times in `stats-dump` are microseconds in 32 bits: they wrap after 71 minutes. It appears only after a hold at
+`post-dump`.
+"""
 
 from __future__ import annotations
 
@@ -47,3 +51,26 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
     if _RUN_ID.fullmatch(inventory.run_id or "") is None:
         raise IntegrityError(f"{name}: {inventory.run_id!r} is not an ID of a CRIU run")
     return inventory
+
+
+# A restore writes field 2 of the same message.
+_DUMP: Final = 1
+
+
+class DumpStats(Struct, frozen=True):
+    """Times in microseconds, and pages of private memory and of shared memory (`shared_pages_written`)."""
+
+    frozen_time: Annotated[int, Field(2, default=0)]
+    memwrite_time: Annotated[int, Field(4, default=0)]
+    pages_scanned: Annotated[int, Field(5, default=0)]
+    pages_skipped_parent: Annotated[int, Field(6, default=0)]
+    pages_written: Annotated[int, Field(7, default=0)]
+    shared_pages_written: Annotated[int, Field(14, default=0)]
+
+
+def read_dump_stats(data: bytes, name: str = "stats-dump") -> DumpStats:
+    """Decode the image. Raises IntegrityError if it is damaged or of a restore."""
+    message = read_single(data, name, magics.STATS)
+    if _DUMP not in message:
+        raise IntegrityError(f"{name}: has no statistics of a dump")
+    return decode(DumpStats, message.message(_DUMP))

@@ -19,8 +19,7 @@ from crckpt.images.filelocks import FileLock, read_locks
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
-from crckpt.images.other_files import EventPoll, MemFd, MemFdInode, read_memfd_inodes
-from crckpt.images.pipes import Fifo
+from crckpt.images.other_files import EventPoll, Fifo, MemFd, MemFdInode, read_memfd_inodes
 from crckpt.images.processes import (
     LARGEST_PID,
     KernelIds,

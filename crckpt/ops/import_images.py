@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from crckpt.errors import UsageError
 from crckpt.host import machine
+from crckpt.images.core import features_in_use
+from crckpt.images.inventory import read_dump_stats
 from crckpt.images.regfile import LINKED
-from crckpt.images.registers import features_in_use
 from crckpt.images.sockets import UnixSocket
-from crckpt.images.stats import read_dump_stats
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.model import DumpOptions, JobName, Task, utc_datetime
 from crckpt.ops.context import Context

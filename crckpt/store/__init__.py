@@ -122,7 +122,7 @@ stored is a repair: a rename replaces a damaged pack or manifest by the intact f
 from crckpt.store.backend.directory import is_blank
 from crckpt.store.damage import Damage
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.names import check_name, check_note
+from crckpt.store.layout import check_name, check_note
 from crckpt.store.pending import PendingCheckpoint
 from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, open_reader, read_file
 from crckpt.store.refs import Tag
@@ -131,5 +131,4 @@ from crckpt.store.transaction import STAGING, handed_over, staged
 from crckpt.store.upkeep.gc import GarbageResult, collect_garbage
 from crckpt.store.upkeep.repair import RepairResult, Unrepaired, repair
 from crckpt.store.upkeep.verify import VerifyResult, verify
-from crckpt.store.write.ingest import NewCheckpoint, ingest
-from crckpt.store.write.preparation import Preparation
+from crckpt.store.write.ingest import NewCheckpoint, Preparation, ingest

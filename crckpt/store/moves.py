@@ -23,9 +23,8 @@ from crckpt.host.proc import LiveRoot
 from crckpt.model import CheckpointId, JobName, MoveId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode
-from crckpt.store.layout import MOVES, REFS, UNREPORTED, move_name, unreported_name
+from crckpt.store.layout import MOVES, NAME, REFS, UNREPORTED, move_name, unreported_name
 from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over, is_unreported
-from crckpt.store.names import NAME
 from crckpt.store.owner import MOST_BYTES, Owner, identify_owner
 
 _LONGEST_PEER: Final = 300

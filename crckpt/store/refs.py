@@ -14,8 +14,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.host.disk.files import losses_ignored
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.layout import TAGS
-from crckpt.store.names import ID, NAME, SHORT, check_name
+from crckpt.store.layout import ID, NAME, SHORT, TAGS, check_name
 
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")

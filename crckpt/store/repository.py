@@ -16,19 +16,22 @@ from crckpt.host.disk.files import LOST
 from crckpt.host.steps import limit
 from crckpt.model import CheckpointId, JobName, PackId, RunId, StoreId
 from crckpt.store.backend.directory import make_write_error
+from crckpt.store.backend.local import Fetch, LateBackend
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
-from crckpt.store.late_backend import Fetch, LateBackend
 from crckpt.store.layout import (
     CHECKPOINTS,
+    ID,
     LABEL,
+    NAME,
+    SHORT,
+    check_name,
     checkpoint_directory,
     job_label,
     manifest_name,
     pack_name,
     restored_name,
 )
-from crckpt.store.names import ID, NAME, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.store_json import open_directory

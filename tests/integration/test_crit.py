@@ -22,11 +22,11 @@ from checkout import TESTS
 from command import PROGRAM
 from msgspec import Struct
 
-from crckpt.images import core, other_files, pipes, sockets, tty
-from crckpt.images.core import Rights, read_core
+from crckpt.images import core, other_files, sockets, tty
+from crckpt.images.core import Rights, read_core, read_registers
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image
-from crckpt.images.inventory import read_inventory
+from crckpt.images.inventory import DumpStats, read_dump_stats, read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.pagemap import Entry, read_pagemap
 from crckpt.images.processes import (
@@ -41,8 +41,6 @@ from crckpt.images.processes import (
     read_pstree,
 )
 from crckpt.images.regfile import Ghost, RegularFile, Remap, read_ghost, read_remaps
-from crckpt.images.registers import read_registers
-from crckpt.images.stats import DumpStats, read_dump_stats
 
 SUBJECT: Final = TESTS / "data/images"
 Record: TypeAlias = dict[str, Any]
@@ -333,8 +331,8 @@ def inotify(record: Record) -> other_files.Watch:
 
 FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "REG": ("reg", regular),
-    "PIPE": ("pipe", lambda record: made(pipes.Pipe, record, "id pipe_id flags")),
-    "FIFO": ("fifo", lambda record: made(pipes.Fifo, record, "id pipe_id regf_id")),
+    "PIPE": ("pipe", lambda record: made(other_files.Pipe, record, "id pipe_id flags")),
+    "FIFO": ("fifo", lambda record: made(other_files.Fifo, record, "id pipe_id regf_id")),
     "TTY": ("tty", lambda record: made(tty.Terminal, record, "id tty_info_id flags regf_id")),
     "MEMFD": ("memfd", lambda record: made(other_files.MemFd, record, "id flags pos inode_id")),
     "INETSK": ("isk", inet),

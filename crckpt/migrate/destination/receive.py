@@ -36,13 +36,13 @@ from crckpt.ops.lazy.plan import choose_hot_packs
 from crckpt.ops.restore.attempt import RestoreResult
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.backend.local import Fetch
 from crckpt.store.format.manifest import unseal
-from crckpt.store.late_backend import Fetch
 from crckpt.store.layout import manifest_name
 from crckpt.store.move_states import State
 from crckpt.store.moves import Move, advance, begin_move, read_move, store_move, take_over
 from crckpt.store.read.contents import contents_of
-from crckpt.store.read.unpacked_frames import UnpackedFrames
+from crckpt.store.read.frames import UnpackedFrames
 from crckpt.store.transaction import end_unfinished_restores
 
 _MOST_RESTORES: Final = 3

@@ -26,7 +26,7 @@ from crckpt.host.proc.status import read_status
 from crckpt.host.process.pidfd import borrow_each
 from crckpt.images import sockets
 from crckpt.images.core import ALIVE, STOPPED, ZOMBIE
-from crckpt.images.pipes import Pipe
+from crckpt.images.other_files import Pipe
 from crckpt.migrate.preflight.asked_files import FileAsker
 from crckpt.migrate.preflight.questions import (
     AskedFile,

@@ -27,8 +27,7 @@ from crckpt.store.backend.local import LocalBackend
 from crckpt.store.fingerprints import load_fingerprints, read_key
 from crckpt.store.format.manifest import highest_after, unseal
 from crckpt.store.format.pack import FEWEST_BYTES, MOST_BYTES, Pack, open_pack
-from crckpt.store.layout import fingerprints_name, pack_name
-from crckpt.store.names import SHORT
+from crckpt.store.layout import SHORT, fingerprints_name, pack_name
 from crckpt.store.read.contents import contents_of
 from crckpt.store.upkeep.audit import PackAudit, audit_contents
 from crckpt.store.workers import Workers, wait_for_result, workers

@@ -16,10 +16,9 @@ from crckpt.host.process.signals import interrupts_deferred
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import MOST_READ, Content, Lacking, Offer, PackMessage, Read, Sent, Stored
 from crckpt.model import PackId
+from crckpt.store.backend.local import Fetched
 from crckpt.store.backend.protocol import Backend, OpenFile
-from crckpt.store.late_backend import Fetched
-from crckpt.store.layout import pack_name
-from crckpt.store.names import SHORT
+from crckpt.store.layout import SHORT, pack_name
 from crckpt.store.workers import Workers, wait_for_result, workers
 
 # Packs that are sent at once: their files are read at the same time.

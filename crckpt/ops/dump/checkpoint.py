@@ -24,8 +24,7 @@ from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process.own_limits import cores_left_to
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.host.steps import step
-from crckpt.images.inventory import read_inventory
-from crckpt.images.stats import read_dump_stats
+from crckpt.images.inventory import read_dump_stats, read_inventory
 from crckpt.model import utc_datetime
 from crckpt.ops.dump.aftermath import BaseMismatch
 from crckpt.ops.dump.details import ask, describe_checkpoint, read_details, read_frozen_details

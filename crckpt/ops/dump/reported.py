@@ -17,7 +17,7 @@ from crckpt.host.proc.task_states import ProcessState, TaskStates
 from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
 from crckpt.images.files import read_files, read_signal_owners
 from crckpt.images.mm import read_dumpable
-from crckpt.images.pipes import Fifo
+from crckpt.images.other_files import Fifo
 from crckpt.images.processes import ImageDescriptor, read_descriptors, read_directories, read_ids, read_pstree
 from crckpt.images.regfile import GHOST, PROCESS, RegularFile, ghost_image, read_ghost, read_remaps
 from crckpt.ops.dump.details import Answers

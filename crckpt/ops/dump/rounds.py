@@ -15,7 +15,7 @@ from crckpt.errors import HostCannot, PreflightRefused
 from crckpt.host.proc import Tree
 from crckpt.host.process.own_limits import prlimit_words, read_descriptor_limits
 from crckpt.host.process.signals import interrupts_allowed
-from crckpt.images.stats import read_dump_stats
+from crckpt.images.inventory import read_dump_stats
 from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed

@@ -9,8 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.images.files import OpenFile
-from crckpt.images.other_files import MemFd
-from crckpt.images.pipes import Fifo
+from crckpt.images.other_files import Fifo, MemFd
 from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import INET6, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree, OpenDescriptor

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crckpt.images.pipes import PipeContent, read_pipe_contents
+from crckpt.images.other_files import PipeContent, read_pipe_contents
 from crckpt.images.repairs import repair_image
 from crckpt.images.sockets import read_in_flight
 from crckpt.images.tree import ImageTree, read_tree

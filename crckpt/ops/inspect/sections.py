@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from crckpt.host.syscalls.ptrace_requests import call_name
-from crckpt.images.registers import read_system_call
+from crckpt.images.core import read_system_call
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context

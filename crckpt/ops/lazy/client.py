@@ -23,7 +23,7 @@ from crckpt.host.proc import Identity
 from crckpt.host.process.signals import start_thread
 from crckpt.model import CheckpointId, PackId
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.store.late_backend import Fetch, Fetched
+from crckpt.store.backend.local import Fetch, Fetched
 
 _PATIENCE_S: Final = 60.0
 

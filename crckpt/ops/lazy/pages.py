@@ -16,7 +16,7 @@ from crckpt.store.format.extents import Bytes, split_extents
 from crckpt.store.format.index import PAGES
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import pieces_of, read_ahead, unpack
+from crckpt.store.read.frames import pieces_of, read_ahead, unpack
 
 # Frames that one thread unpacks at once: 2 MiB.
 _FRAMES_AT_ONCE: Final = 8

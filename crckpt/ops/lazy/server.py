@@ -38,8 +38,8 @@ from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
 from crckpt.store import Repository
+from crckpt.store.backend.local import LateBackend
 from crckpt.store.format.manifest import unseal
-from crckpt.store.late_backend import LateBackend
 from crckpt.store.read.contents import Contents
 
 _Message = TypeVar("_Message", Plan, Attach, Arrived)

@@ -27,7 +27,7 @@ from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.preload.library import restore_words
 
 if TYPE_CHECKING:
-    from crckpt.store.read.unpacked_frames import UnpackedFrames
+    from crckpt.store.read.frames import UnpackedFrames
 
 HOLDERS: Final = "holders"
 """Its name in the directory of CRIU's run: the file by which CRIU's preload library knows whose rights it uses."""

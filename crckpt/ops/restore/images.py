@@ -24,9 +24,8 @@ from crckpt.images.private_memory import own_memory
 from crckpt.images.regfile import RegularFile
 from crckpt.images.repairs import repair_image
 from crckpt.images.sockets import UnixSocket
-from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
-from crckpt.images.tty import replace_ended_groups
+from crckpt.images.tty import TerminalFiles, replace_ended_groups
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Progress
 from crckpt.ops.inspect.images import unpack_images

@@ -34,7 +34,7 @@ from crckpt.host.disk.users import LinkTarget, User, find_refused_user, read_lin
 from crckpt.host.observe.files import read_kernel_file
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
-from crckpt.images.pipes import Fifo
+from crckpt.images.other_files import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.kernel_files import make_judge

@@ -58,7 +58,7 @@ from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
-    from crckpt.store.read.unpacked_frames import UnpackedFrames
+    from crckpt.store.read.frames import UnpackedFrames
 
 _REPAIR = "find what can be repaired: crckpt verify --repair"
 

@@ -10,11 +10,10 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.host.proc.file_users import HeldLock
 from crckpt.images.filelocks import FileLock
-from crckpt.images.pipes import Pipe
+from crckpt.images.other_files import Pipe
 from crckpt.images.regfile import RegularFile
-from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree, Thread
-from crckpt.images.tty import Terminal, TerminalInfo
+from crckpt.images.tty import Terminal, TerminalFiles, TerminalInfo
 from crckpt.preflight.restore.files import find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState, PlannedRestore
 

@@ -13,8 +13,7 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.host.disk.checked_files import begins_with
 from crckpt.images.mm import FILE_SHARED, PROT_EXEC, PROT_WRITE
-from crckpt.images.other_files import Watch
-from crckpt.images.pipes import Fifo
+from crckpt.images.other_files import Fifo, Watch
 from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import Terminal

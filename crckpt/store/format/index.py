@@ -20,7 +20,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.documents import decode
 from crckpt.store.format.extents import EXTENT, ZERO, Extents
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
-from crckpt.store.names import IMAGE
+from crckpt.store.layout import IMAGE
 
 FILE: Final = "file"
 PAGES: Final = "pages"

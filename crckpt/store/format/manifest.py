@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId, Count, DumpOptions, Host, JobName, PackId, RunId, Statistics, Task
 from crckpt.store.documents import decode
-from crckpt.store.names import SHORT
+from crckpt.store.layout import SHORT
 
 SCHEMA: Final = 1
 

@@ -20,8 +20,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import LOST, open_private, sync, write
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend, OpenFile
-from crckpt.store.layout import pack_name
-from crckpt.store.names import SHORT
+from crckpt.store.layout import SHORT, pack_name
 
 MAGIC: Final = b"CRCKPAK1"
 FRAME_PAGES: Final = 64

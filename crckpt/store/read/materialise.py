@@ -17,8 +17,8 @@ from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
     from crckpt.store.read.contents import Contents
+    from crckpt.store.read.frames import UnpackedFrames
     from crckpt.store.read.reader import Reader
-    from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 
 def materialise(

@@ -35,8 +35,7 @@ from crckpt.store.format.extents import (
 from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import Pieces, pieces_of
-from crckpt.store.read.unpacked_frames import NOWHERE, FrameMemory, UnpackedFrames
+from crckpt.store.read.frames import NOWHERE, FrameMemory, Pieces, UnpackedFrames, pieces_of
 from crckpt.store.read.write_to_memory import MemoryFill
 from crckpt.store.workers import Workers, wait_for_result
 

@@ -20,8 +20,15 @@ from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, Numbers, Positions, page_count
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead
-from crckpt.store.read.unpacked_frames import FRAMES_AT_ONCE, FrameMemory, UnpackedFrames, map_slots
+from crckpt.store.read.frames import (
+    FRAMES_AT_ONCE,
+    FrameMemory,
+    Pieces,
+    UnpackedFrames,
+    map_slots,
+    pieces_of,
+    read_ahead,
+)
 from crckpt.store.workers import Workers, wait_for_result
 
 # Runs, each in one frame, that are written before a thread checks whether to go on.

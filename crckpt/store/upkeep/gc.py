@@ -14,8 +14,7 @@ from crckpt.host.disk.files import remove_tree
 from crckpt.store.backend.local import disk_usage
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.samples import decode_samples
-from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, JOB_DETAILS, PACKS, PENDING, SAMPLES
-from crckpt.store.names import ID
+from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, ID, JOB_DETAILS, PACKS, PENDING, SAMPLES
 from crckpt.store.repository import Repository
 from crckpt.store.transaction import end_unfinished_restores, find_abandoned_staging, find_unused_transactions
 

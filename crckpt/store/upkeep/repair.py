@@ -18,8 +18,7 @@ from crckpt.host.disk.files import write_new
 from crckpt.model import CheckpointId, PackId
 from crckpt.store.damage import Damage
 from crckpt.store.format.manifest import MOST_BYTES, unseal
-from crckpt.store.layout import manifest_name, pack_name
-from crckpt.store.names import SHORT
+from crckpt.store.layout import SHORT, manifest_name, pack_name
 from crckpt.store.repository import Repository
 from crckpt.store.upkeep.verify import VerifyResult, verify
 

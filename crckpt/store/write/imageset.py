@@ -37,7 +37,7 @@ from crckpt.store.format.extents import (
     unique_sorted,
 )
 from crckpt.store.format.index import DETAILS, FILE, PAGES
-from crckpt.store.names import IMAGE
+from crckpt.store.layout import IMAGE
 
 _NOTHING: Final = np.empty(0, EXTENT)
 # Stands for the number of a file. As with pages of zeros, the pages of the base have no position in a file.

@@ -39,13 +39,12 @@ from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.pack import FRAME_PAGES, FinishedPack
 from crckpt.store.workers import workers
-from crckpt.store.write.compress import Frames
 from crckpt.store.write.copy_forward import choose_pages
 from crckpt.store.write.examine_pages import Batch, FindExamined, read_ahead
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
-from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
+from crckpt.store.write.new_packs import Frames, NewPacks, new_packs, pages_in_a_pack
 from crckpt.store.write.page_samples import PageSamples
 
 # New packs are numbered from here on until all known packs are known: those come first.

@@ -34,8 +34,7 @@ from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import SIZE, load_kept_fingerprints
 from crckpt.store.format.extents import Numbers, Positions, expand_ranges
 from crckpt.store.format.samples import DIGEST, KEY_ID, MOST_PACKS, decode_samples, encode_samples
-from crckpt.store.layout import FINGERPRINTS, SAMPLES, fingerprints_name
-from crckpt.store.names import ID
+from crckpt.store.layout import FINGERPRINTS, ID, SAMPLES, fingerprints_name
 
 ONE_OF: Final = 64
 """Pages for each page in the sample."""

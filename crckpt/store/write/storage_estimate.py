@@ -17,12 +17,11 @@ from crckpt.store.format.index import PAGES
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
-from crckpt.store.write.compress import Frames
 from crckpt.store.write.examine_pages import examine_written_image
 from crckpt.store.write.fingerprint_table import FingerprintTable
 from crckpt.store.write.imageset import Source
 from crckpt.store.write.known_pages import KnownPages
-from crckpt.store.write.new_packs import new_packs, pages_in_a_pack
+from crckpt.store.write.new_packs import Frames, new_packs, pages_in_a_pack
 from crckpt.store.write.packing import Packing
 from crckpt.store.write.page_samples import PageSamples
 

@@ -14,7 +14,7 @@ from image_trees import NOT_READ
 from crckpt.errors import IntegrityError
 from crckpt.images import wire
 from crckpt.images.framing import Image, read_image, write_image
-from crckpt.images.stats import read_dump_stats
+from crckpt.images.inventory import read_dump_stats
 from crckpt.images.tree import ImageTree, read_tree
 
 FUZZ = settings(max_examples=examples(150))

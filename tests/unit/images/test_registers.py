@@ -8,8 +8,8 @@ import pytest
 import recorded_images
 
 from crckpt.errors import IntegrityError
+from crckpt.images.core import features_in_use, read_registers
 from crckpt.images.framing import Image, Record, read_image, write_image
-from crckpt.images.registers import features_in_use, read_registers
 from crckpt.images.wire import encode, fields
 
 NAME = f"core-{recorded_images.RECORDED.root.pid}.img"

@@ -7,7 +7,7 @@ from image_trees import one
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics, wire
-from crckpt.images.stats import read_dump_stats
+from crckpt.images.inventory import read_dump_stats
 
 
 def test_dump_statistics_are_read(images: dict[str, bytes]) -> None:

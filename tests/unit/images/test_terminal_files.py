@@ -7,8 +7,7 @@ from crckpt.images.files import read_files
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.processes import read_descriptors
 from crckpt.images.regfile import RegularFile
-from crckpt.images.terminal_files import NO_INPUT, OUTPUT, TerminalFiles
-from crckpt.images.tty import Terminal
+from crckpt.images.tty import NO_INPUT, OUTPUT, Terminal, TerminalFiles
 from crckpt.images.wire import BYTES, VARINT, encode
 
 TTY_DATA = 0x59413026

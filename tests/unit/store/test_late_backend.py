@@ -8,7 +8,7 @@ from image_sets import of_pages, open_store, store
 
 from crckpt.errors import IntegrityError
 from crckpt.store import Checkpoint, collect_garbage
-from crckpt.store.late_backend import Fetched, LateBackend
+from crckpt.store.backend.local import Fetched, LateBackend
 from crckpt.store.layout import pack_name
 
 

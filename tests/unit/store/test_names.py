@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crckpt.errors import IntegrityError, UsageError
-from crckpt.store.names import IMAGE, check_id, check_name, check_note
+from crckpt.store.layout import IMAGE, check_id, check_name, check_note
 
 
 @pytest.mark.parametrize("name", ["a", "7", "Job-1.old_x", "x" * 100])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crckpt.host.program.program import Program, identify, is_same_program
-from crckpt.store.names import NAME
+from crckpt.store.layout import NAME
 
 PYTHON = "/usr/bin/python3.11"
 JAVA = "/usr/lib/jvm/java-17/bin/java"

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from recorded_images import RECORDED
 
-from crckpt.images.pipes import Fifo
+from crckpt.images.other_files import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import NetlinkSocket, UnixSocket
 from crckpt.images.tree import OpenDescriptor

@@ -7,7 +7,7 @@ from pathlib import Path
 from image_sets import files_of, write_set
 from recorded_images import PAGES, RECORDED, image_set
 
-from crckpt.images.pipes import Pipe
+from crckpt.images.other_files import Pipe
 from crckpt.images.repairs import repair_image
 from crckpt.ops.context import ignore_progress
 from crckpt.ops.inspect.images import read_image_tree, read_pipes, unpack_images

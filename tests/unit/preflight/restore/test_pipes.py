@@ -6,7 +6,7 @@ import os
 
 from msgspec.structs import replace
 
-from crckpt.images.pipes import Pipe
+from crckpt.images.other_files import Pipe
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.descriptors import OutsidePipe
 from crckpt.preflight.restore.host import HostState, PlannedRestore

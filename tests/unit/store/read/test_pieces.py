@@ -15,7 +15,7 @@ from crckpt.store.format.extents import EXTENT, ZERO, Extents
 from crckpt.store.format.index import PAGES
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.pieces import pieces_of, read_ahead, unpack
+from crckpt.store.read.frames import pieces_of, read_ahead, unpack
 
 COUNT = 3 * FRAME_PAGES + 10
 

@@ -27,8 +27,8 @@ from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.pack import FRAME_SIZE
 from crckpt.store.read import write_to_memory
 from crckpt.store.read.contents import contents_of
+from crckpt.store.read.frames import UnpackedFrames
 from crckpt.store.read.reader import Reader
-from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 PAGES = 600
 NAME = "pagemap-1.img"

@@ -18,8 +18,7 @@ from crckpt.store.fingerprints import compute_fingerprints
 from crckpt.store.format.extents import Bytes
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES, open_pack
 from crckpt.store.workers import workers
-from crckpt.store.write.compress import Frames
-from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
+from crckpt.store.write.new_packs import Frames, NewPacks, new_packs, pages_in_a_pack
 
 KEY = bytes(32)
 MIB = 1 << 20
