@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.model import CheckpointId, PackId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import KNOWN_DAMAGE, fingerprints_name
 

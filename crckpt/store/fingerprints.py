@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import write_new
 from crckpt.model import PAGE_SIZE, PackId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import FinishedPack, Pack
 from crckpt.store.layout import FINGERPRINT_KEY, fingerprints_name

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError, PreflightRefused, StoreUnusable
 from crckpt.host.proc import LiveRoot
 from crckpt.model import CheckpointId, JobName, MoveId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import MOVES, NAME, REFS, UNREPORTED, move_name, unreported_name
 from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over, is_unreported

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.host.disk.files import own_name
 from crckpt.model import JobName, RunId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import PENDING
 from crckpt.store.owner import MOST_BYTES, Owner, identify_owner

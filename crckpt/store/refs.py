@@ -13,7 +13,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.host.disk.files import losses_ignored
 from crckpt.model import CheckpointId, JobName
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.layout import ID, NAME, SHORT, TAGS, check_name
 
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")

@@ -16,8 +16,7 @@ from crckpt.host.disk.files import LOST
 from crckpt.host.steps import limit
 from crckpt.model import CheckpointId, JobName, PackId, RunId, StoreId
 from crckpt.store.backend.directory import make_write_error
-from crckpt.store.backend.local import Fetch, LateBackend
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend, Fetch, LateBackend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.layout import (
     CHECKPOINTS,

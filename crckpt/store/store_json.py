@@ -17,8 +17,7 @@ from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.host.process.typed_command import name_store
 from crckpt.model import StoreId
 from crckpt.store.backend.directory import make_read_error, prepare_directory
-from crckpt.store.backend.local import LocalBackend
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import DESCRIPTION
 
@@ -27,7 +26,7 @@ FORMAT: Final = 1
 _MOST_BYTES: Final = 64 << 10
 
 
-def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, StoreId]:
+def open_directory(root: Path, *, create: bool) -> tuple[Backend, StoreId]:
     """Open the store in the directory `root`; with `create` it is made if nothing is there.
 
     Raises StoreUnusable if there is none, if its owner or mode or a directory above lets others at it, or if its format
@@ -35,7 +34,7 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, StoreId]:
     """
     try:
         prepare_directory(root, new_description() if create else None)
-        backend = LocalBackend(root)
+        backend = Backend(root)
         return backend, read_store_id(backend)
     except IntegrityError as error:
         raise StoreUnusable(

@@ -13,8 +13,7 @@ from memory_backend import MemoryBackend
 from crckpt.errors import IntegrityError, StoreLocked
 from crckpt.model import CheckpointId, JobName, PackId
 from crckpt.store.backend.directory import prepare_directory
-from crckpt.store.backend.local import LocalBackend
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.layout import (
     CHECKPOINTS,
     FINGERPRINT_KEY,
@@ -38,9 +37,9 @@ PLACES = (FINGERPRINT_KEY, fingerprints_name(PackId(ONE)), manifest_name(ONE), p
 WHAT = "thing"
 
 
-def _local(base: Path, name: str) -> LocalBackend:
+def _local(base: Path, name: str) -> Backend:
     prepare_directory(base / name, new_description())
-    return LocalBackend(base / name)
+    return Backend(base / name)
 
 
 def _in_memory(base: Path, name: str) -> MemoryBackend:

@@ -21,7 +21,7 @@ from crckpt.store import (
     repair,
     verify,
 )
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.layout import (
     DESCRIPTION,
     FINGERPRINT_KEY,

@@ -16,7 +16,7 @@ from command import Crckpt, network_locks
 from stopped_trees import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped, taken
 from trees import Tree, runs, started, wait_for
 
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import Backend
 from crckpt.store.format.pack import open_pack
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -264,7 +264,7 @@ def _damage(crckpt: Crckpt, identity: str) -> None:
     (own,) = (use["digest"] for use in manifests[identity]["packs"] if use["digest"] not in older)
     pack = crckpt.store / "packs" / own[:2] / f"{own}.pack"
     content = bytearray(pack.read_bytes())
-    content[int(open_pack(LocalBackend(crckpt.store), own).table["offset"][-1])] ^= 1
+    content[int(open_pack(Backend(crckpt.store), own).table["offset"][-1])] ^= 1
     pack.chmod(0o600)
     pack.write_bytes(content)
 

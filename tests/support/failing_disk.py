@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crckpt.store import Repository
-from crckpt.store.backend.local import LocalBackend, LocalStoreFile
+from crckpt.store.backend.local import Backend, StoreFile
 from crckpt.store.store_json import read_store_id
 
 
-class FailingFile(LocalStoreFile):
+class FailingFile(StoreFile):
     """A file of which the sector at `offset` cannot be read: as a disk says, or a file system that checks."""
 
     def __init__(self, descriptor: int, offset: int) -> None:
@@ -21,12 +21,12 @@ class FailingFile(LocalStoreFile):
         self._offset = offset
 
     def read(self, size: int, offset: int) -> bytes:
-        """See `OpenFile`."""
+        """See `StoreFile`."""
         self._fail(size, offset)
         return super().read(size, offset)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """See `OpenFile`."""
+        """See `StoreFile`."""
         self._fail(len(into), offset)
         return super().read_into(into, offset)
 
@@ -35,7 +35,7 @@ class FailingFile(LocalStoreFile):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-class FailingDisk(LocalBackend):
+class FailingDisk(Backend):
     """The file `name` fails at `offset`; without an offset its inode is damaged, as ext4 says."""
 
     def __init__(self, root: Path, name: str, offset: int | None = None) -> None:
@@ -44,7 +44,7 @@ class FailingDisk(LocalBackend):
         self._offset = offset
 
     @contextmanager
-    def open(self, name: str) -> Iterator[LocalStoreFile]:
+    def open(self, name: str) -> Iterator[StoreFile]:
         """See `Backend`."""
         if name != self._name:
             with super().open(name) as file:
@@ -56,7 +56,7 @@ class FailingDisk(LocalBackend):
             yield FailingFile(opened.fileno(), self._offset)
 
     def has_same_content(self, path: Path, target: Path) -> bool:
-        """See `LocalBackend`."""
+        """See `Backend`."""
         if target == Path(self.location) / self._name:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().has_same_content(path, target)

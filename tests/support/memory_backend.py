@@ -1,4 +1,4 @@
-"""A store backend in memory that passes the contract, without a directory."""
+"""A store backend in memory that passes the contract: its directory is only scratch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crckpt.errors import IntegrityError, StoreLocked
-from crckpt.host.disk.files import own_name
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend, StoreFile
 
 
 @dataclass(frozen=True)
-class MemoryFile:
-    """A file; see `OpenFile`."""
+class MemoryFile(StoreFile):
+    """A file; see `StoreFile`."""
 
     content: bytes
 
@@ -25,11 +24,11 @@ class MemoryFile:
         return len(self.content)
 
     def read(self, size: int, offset: int) -> bytes:
-        """See `OpenFile`."""
+        """See `StoreFile`."""
         return self.content[offset : offset + size]
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """See `OpenFile`."""
+        """See `StoreFile`."""
         found = self.read(len(into), offset)
         into[: len(found)] = found
         return len(found)
@@ -38,29 +37,19 @@ class MemoryFile:
         """It is there."""
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """Files by name; see `Backend`. `scratch` is a directory of the test's."""
 
     def __init__(self, scratch: Path) -> None:
+        super().__init__(scratch)
         self.files: dict[str, bytes] = {}
-        self._scratch = scratch
-        self._location = f"memory:{own_name()}"
         self._changes = threading.Condition()
         self._locks: dict[str, int] = {}
 
     @property
-    def location(self) -> str:
-        """Another for each."""
-        return self._location
-
-    @property
     def scratch(self) -> Path:
         """As given."""
-        return self._scratch
-
-    def is_same(self, other: Backend) -> bool:
-        """See `Backend`."""
-        return other is self
+        return self._root
 
     def find_write_refusal(self) -> str:
         """Everybody can."""
@@ -169,7 +158,7 @@ class MemoryBackend:
         """Count who holds it shared; -1 is who holds it alone."""
         with self._changes:
             if not self._changes.wait_for(lambda: self._is_free(name, alone), timeout):
-                raise StoreLocked(f"{self._location} is locked", hint="wait until it has ended")
+                raise StoreLocked(f"{self.location} is locked", hint="wait until it has ended")
             self._locks[name] = -1 if alone else self._locks.get(name, 0) + 1
         try:
             yield

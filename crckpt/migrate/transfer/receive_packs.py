@@ -23,7 +23,7 @@ from crckpt.migrate.wire.messages import Lacking, Offer, PackMessage, Sent, Stor
 from crckpt.model import CheckpointId, PackId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.directory import full_store_named
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import load_fingerprints, read_key
 from crckpt.store.format.manifest import highest_after, unseal
 from crckpt.store.format.pack import FEWEST_BYTES, MOST_BYTES, Pack, open_pack
@@ -244,7 +244,7 @@ class _Incoming:
             self._tasks.append(task)
 
     def _verify(self, received: _Open) -> None:
-        pack = open_pack(LocalBackend(self._directory), received.digest, received.path.name)
+        pack = open_pack(Backend(self._directory), received.digest, received.path.name)
         tasks = [self._pool.submit(_verify, pack, first) for first in range(0, len(pack.table), _FRAMES_AT_ONCE)]
         with self._lock:
             self._tasks.extend(tasks)

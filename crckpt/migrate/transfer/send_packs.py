@@ -16,8 +16,7 @@ from crckpt.host.process.signals import interrupts_deferred
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import MOST_READ, Content, Lacking, Offer, PackMessage, Read, Sent, Stored
 from crckpt.model import PackId
-from crckpt.store.backend.local import Fetched
-from crckpt.store.backend.protocol import Backend, OpenFile
+from crckpt.store.backend.local import Backend, Fetched, StoreFile
 from crckpt.store.layout import SHORT, pack_name
 from crckpt.store.workers import Workers, wait_for_result, workers
 
@@ -83,7 +82,7 @@ class _Stream:
         self.digest, self.channel = digest, channel
         self._stack = ExitStack()
         self._pool, self._piece = pool, piece
-        self._file: OpenFile = self._stack.enter_context(backend.open(pack_name(digest)))
+        self._file: StoreFile = self._stack.enter_context(backend.open(pack_name(digest)))
         self._offset = 0
         self.size = self._file.size
         self._next: Future[bytes] = self._read_ahead()

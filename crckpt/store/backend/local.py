@@ -37,7 +37,6 @@ from crckpt.model import JobName, PackId
 from crckpt.store import layout
 from crckpt.store.backend import flock
 from crckpt.store.backend.directory import find_write_refusal
-from crckpt.store.backend.protocol import Backend, OpenFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.layout import checkpoint_directory, manifest_name, pack_name
 from crckpt.store.owner import read_owner
@@ -62,51 +61,63 @@ _TEMPORARIES: Final = (
 )
 
 
-class LocalStoreFile(OpenFile):
-    """A file, read through its descriptor."""
+class StoreFile:
+    """A file that is open for reading, at any offset and by several threads."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @property
     def size(self) -> int:
+        """In bytes."""
         return os.fstat(self._descriptor).st_size
 
     def read(self, size: int, offset: int) -> bytes:
+        """Return `size` bytes from `offset` on; fewer if the file ends before."""
         return os.pread(self._descriptor, size, offset)
 
     def read_into(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on; return how many bytes there were."""
         return os.preadv(self._descriptor, [into], offset)
 
     def read_ahead(self, offset: int, size: int) -> None:
+        """Have these bytes ready, if that can be done: they will be read soon."""
         os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-class LocalBackend(Backend):
-    """A directory. `directory` checks whether it may be used."""
+class Backend:
+    """A place for the files of one store: a directory. `directory` checks whether it may be used."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     @property
     def location(self) -> str:
+        """The name of the place in messages."""
         return str(self._root)
 
     @property
     def scratch(self) -> Path:
-        """A directory in the store: moving a file from there into the store is a rename."""
+        """A private directory for what is in flight: moving a file from there into the store is a rename."""
         return self._root / layout.SCRATCH
 
     def is_same(self, other: Backend) -> bool:
-        return isinstance(other, LocalBackend) and self._root.samefile(other.location)
+        """Return whether both are one place."""
+        return self._root.samefile(other.location)
 
     def find_write_refusal(self) -> str:
+        """Say why this process cannot write here; empty if it can. Then `scratch` cannot be used either."""
         return find_write_refusal(self._root)
 
     def exists(self, name: str) -> bool:
+        """Return whether there is a file or a directory of that name; also if the place has lost its content."""
         return self._is_directory(_directory_of(name)) and is_named(self._root / name)
 
     def names_in(self, directory: str) -> list[str]:
+        """Return the last parts of the names directly in a directory, in order; none if it is not there.
+
+        Files that are still being put are not among them.
+        """
         if not self._is_directory(directory):
             return []
         # There may be very many: names alone cost a tenth of paths.
@@ -120,6 +131,7 @@ class LocalBackend(Backend):
             return []
 
     def read(self, name: str, most: int) -> bytes:
+        """Return a file as a whole. Raises IntegrityError if it has more than `most` bytes."""
         directory, file = self._open_directory(name)
         try:
             return read_checked(file, most, within=directory)
@@ -127,15 +139,16 @@ class LocalBackend(Backend):
             os.close(directory)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[LocalStoreFile]:
+    def open(self, name: str) -> Iterator[StoreFile]:
+        """Open a file for reading while the block runs."""
         descriptor = self._open(name)
         try:
-            yield LocalStoreFile(descriptor)
+            yield StoreFile(descriptor)
         finally:
             os.close(descriptor)
 
     def map(self, name: str) -> memoryview:
-        """Map a file. Raises ValueError for one without content."""
+        """Return a file as a whole, in memory that the kernel can take back. Raises ValueError if it has no content."""
         descriptor = self._open(name)
         try:
             # The mapping stays when the descriptor is closed (mmap(2)).
@@ -144,9 +157,11 @@ class LocalBackend(Backend):
             os.close(descriptor)
 
     def disk_usage(self, name: str) -> int:
+        """Return how many bytes are free once a file, or all in a directory, is removed."""
         return disk_usage(self._root / name)
 
     def put(self, name: str, content: bytes, what: str) -> None:
+        """Create or replace a file. Durable when it returns: after a crash there is the old content or the new one."""
         directory = self._root / _directory_of(name)
         if not self._is_standing(_directory_of(name)):
             ensure_private_directory(directory, f"{what}-directory")
@@ -154,6 +169,11 @@ class LocalBackend(Backend):
         write_durably(self._root / name, content, what)
 
     def put_if_absent(self, name: str, content: bytes, label: str, what: str) -> None:
+        """Create a file in a directory of its own. Durable when it returns; after a crash it is there whole, or not.
+
+        `label`: the name of an empty file next to it; empty for none. Of several who do this at once, one succeeds.
+        Raises FileExistsError for the others.
+        """
         # The directory is made in `scratch`: it exists if and only if the file does.
         beside = self.scratch / own_name()
         make_private_directory(beside, f"{what}-directory")
@@ -172,6 +192,10 @@ class LocalBackend(Backend):
             raise
 
     def put_files(self, files: Mapping[str, Path], what: str) -> None:
+        """Move finished files, whose content is durable, from `scratch` to these names. Durable when it returns.
+
+        A file that is there already with the same content stays; one with another content is replaced.
+        """
         targets = {self._root / name: path for name, path in files.items()}
         for target, path in targets.items():
             with suppress(FileNotFoundError):
@@ -203,17 +227,21 @@ class LocalBackend(Backend):
         return filecmp.cmp(path, target, shallow=False)
 
     def put_derived(self, name: str, path: Path, what: str) -> None:
+        """Move a finished file from `scratch` to a name. A crash may lose it: it can be derived anew."""
         rename(path, self._root / name, what)
 
     def remove(self, name: str, what: str) -> None:
+        """Remove a file. After a crash it may be there again until `sync_names`."""
         if not self._is_directory(_directory_of(name)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         remove(self._root / name, what)
 
     def remove_tree(self, name: str, what: str) -> None:
+        """Remove a file, or a directory with all that is in it; no link is followed. As durable as `remove`."""
         remove_tree(self._root / name, what)
 
     def remove_at_once(self, directories: Iterable[str], what: str) -> None:
+        """Remove directories, each at once with all that is in it. Durable when it returns. Works on a full disk."""
         # Nothing is created: it works on a full disk. What a crash leaves in `scratch` has no owner, so gc removes it.
         moves = [(self._root / name, self.scratch / Path(name).name) for name in directories]
         for path, aside in moves:
@@ -225,22 +253,36 @@ class LocalBackend(Backend):
             remove_tree(aside, what)
 
     def sync_names(self, directory: str, what: str) -> None:
+        """Make the names in a directory durable, whichever process has put or removed them."""
         sync_directory(self._root / directory, what)
 
     def find_leftovers(self) -> list[str]:
-        """Find records of locks whose holders have ended, and files that were being put."""
+        """Find records of locks whose holders have ended, and files that were being put. Needs the lock alone."""
         owners = ((path, read_owner(path)) for path in (self._root / layout.LOCKS).iterdir())
         records = (path for path, owner in owners if owner is None or not owner.is_alive)
         hidden = (path for pattern in _TEMPORARIES for path in self._root.glob(pattern) if is_directory(path.parent))
         return [str(path.relative_to(self._root)) for path in (*sorted(records), *sorted(hidden))]
 
     def locked(self, *, alone: bool, timeout: float) -> AbstractContextManager[None]:
+        """Hold the store's lock while the block runs, alone or shared.
+
+        Raises StoreLocked, which names the holders, if others have it for `timeout` seconds.
+        """
         return flock.locked(self._root, alone=alone, timeout=timeout)
 
     def restores_locked(self, job: JobName, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
+        """Hold the lock of the restores of a job while the block runs; with others, unless `alone`.
+
+        Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, the lock holds
+        on this host only.
+        """
         return flock.restores_locked(self._root, job, timeout, alone=alone)
 
     def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:
+        """Run the block while nobody else runs one for that directory, or after `timeout` seconds all the same.
+
+        So two blocks may run at once: that must do no harm.
+        """
         return flock.turn_taken(self._root / directory, timeout)
 
     def _is_standing(self, directory: str) -> bool:
@@ -294,7 +336,7 @@ Fetch = Callable[[PackId, int, int], Fetched]
 """Reads from the pack of a digest: from an offset on, so many bytes."""
 
 
-class LateBackend(LocalBackend):
+class LateBackend(Backend):
     """A store on this host, and one of its checkpoints: with `fetch` it may not have all packs and the manifest yet."""
 
     def __init__(self, root: Path, checkpoint: Checkpoint, manifest: bytes = b"", fetch: Fetch | None = None) -> None:
@@ -304,14 +346,14 @@ class LateBackend(LocalBackend):
         self._names = {*self._manifest, *([checkpoint_directory(checkpoint.id)] if manifest else [])}
         self._digests = {pack_name(use.digest): use.digest for use in checkpoint.packs}
         self._fetch = fetch
-        self._held: dict[str, LocalStoreFile] = {}
+        self._held: dict[str, StoreFile] = {}
 
     def hold(self) -> None:
         """Keep all packs open as long as this process lives, so that they can be read when they have been removed.
 
         The caller locks the store meanwhile. Raises IntegrityError, OSError.
         """
-        self._held = {name: LocalStoreFile(self._open(name)) for name in self._digests}
+        self._held = {name: StoreFile(self._open(name)) for name in self._digests}
 
     def exists(self, name: str) -> bool:
         return name in self._names or name in self._held or super().exists(name)
@@ -320,7 +362,7 @@ class LateBackend(LocalBackend):
         return self._manifest.get(name) or super().read(name, most)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[OpenFile]:  # type: ignore[override]
+    def open(self, name: str) -> Iterator[StoreFile]:
         if name in self._held:
             yield self._held[name]
         elif self._fetch is not None and name in self._digests and not super().exists(name):
@@ -330,10 +372,11 @@ class LateBackend(LocalBackend):
                 yield file
 
 
-class _LateFile:
+class _LateFile(StoreFile):
     """A pack elsewhere."""
 
     def __init__(self, digest: PackId, fetch: Fetch) -> None:
+        super().__init__(-1)
         self._digest, self._fetch = digest, fetch
 
     @property

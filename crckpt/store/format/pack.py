@@ -19,7 +19,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import LOST, open_private, sync, write
 from crckpt.model import PAGE_SIZE, PackId
-from crckpt.store.backend.protocol import Backend, OpenFile
+from crckpt.store.backend.local import Backend, StoreFile
 from crckpt.store.layout import SHORT, pack_name
 
 MAGIC: Final = b"CRCKPAK1"
@@ -132,7 +132,7 @@ class Pack(Struct, frozen=True):
                 at, done = at + count, done + length
         return content
 
-    def _opened(self, name: str) -> AbstractContextManager[OpenFile]:
+    def _opened(self, name: str) -> AbstractContextManager[StoreFile]:
         return _opened(self.backend, self.file, name)
 
     def _cut_short_error(self, frame: int) -> IntegrityError:
@@ -241,7 +241,7 @@ class PackWriter:
 
 
 @contextmanager
-def _opened(backend: Backend, file: str, name: str) -> Iterator[OpenFile]:
+def _opened(backend: Backend, file: str, name: str) -> Iterator[StoreFile]:
     """Open a file. Raises IntegrityError, which begins with `name`, if the disk has lost something of it."""
     try:
         with ExitStack() as stack:

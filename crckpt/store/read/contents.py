@@ -13,7 +13,7 @@ import numpy as np
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint, forget_fingerprints
 from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
 from crckpt.store.format.index import Index, StoredFile, decode_index

@@ -12,7 +12,7 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId, PackId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.damage import Damage
 from crckpt.store.format.extents import ZERO, Extents, Numbers, mark_used_pages
 from crckpt.store.format.index import FILE, PAGES

@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import remove_tree
-from crckpt.store.backend.local import disk_usage
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend, disk_usage
 from crckpt.store.format.samples import decode_samples
 from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, ID, JOB_DETAILS, PACKS, PENDING, SAMPLES
 from crckpt.store.repository import Repository

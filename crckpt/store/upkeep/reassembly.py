@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import created, sync, write
 from crckpt.model import PAGE_SIZE, PackId
-from crckpt.store.backend.local import LocalBackend
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
 
 _Part = TypeVar("_Part")
@@ -35,7 +34,7 @@ def reassemble(digest: PackId, copies: Sequence[Backend], into: Path) -> None:
         write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
         sync(descriptor, "pack")
         # Read back before it replaces anything: only what was verified may do that.
-        written = open_pack(LocalBackend(into.parent), digest, into.name)
+        written = open_pack(Backend(into.parent), digest, into.name)
         for frame in range(len(written.table)):
             written.check(frame, written.read_stored(frame))
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import load_fingerprints, load_kept_fingerprints
 from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Positions, find_extents, unique_sorted
 from crckpt.store.format.index import StoredFile

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import compute_fingerprints, read_key
 from crckpt.store.format.extents import (
     ZERO,

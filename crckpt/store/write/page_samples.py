@@ -30,7 +30,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import own_name, write_new
 from crckpt.model import PackId
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import SIZE, load_kept_fingerprints
 from crckpt.store.format.extents import Numbers, Positions, expand_ranges
 from crckpt.store.format.samples import DIGEST, KEY_ID, MOST_PACKS, decode_samples, encode_samples

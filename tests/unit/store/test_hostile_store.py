@@ -735,7 +735,7 @@ def test_lack_of_memory_is_reported(whole: Path, runner: Runner, tmp_path: Path)
     program = (
         "import json, resource, sys\nfrom crckpt.cli import app\n"
         "def full(*_): raise MemoryError\n"
-        "import crckpt.store.backend.local as local\nlocal.LocalBackend.read = full\n"
+        "import crckpt.store.backend.local as local\nlocal.Backend.read = full\n"
         f"sys.exit(app.run({words}))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

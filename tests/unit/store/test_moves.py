@@ -19,7 +19,7 @@ from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.ssh import Peer
 from crckpt.model import JobName, MoveId
 from crckpt.store import collect_garbage
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.layout import move_name, unreported_name
 from crckpt.store.move_states import State, find_report_step
 from crckpt.store.moves import (

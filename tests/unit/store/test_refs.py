@@ -13,7 +13,7 @@ from image_sets import ImageSet, described, manifest_path, open_store, store
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import Backend
 from crckpt.store.refs import RefTargets, resolve
 from crckpt.store.store_json import read_store_id
 
@@ -135,7 +135,7 @@ def test_listing_is_in_the_order_of_commits(repository: Repository) -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
 def test_lost_tag_hides_no_other(repository: Repository, number: int) -> None:
-    class Losing(LocalBackend):
+    class Losing(Backend):
         def read(self, name: str, most: int) -> bytes:
             if name.endswith("/a"):
                 raise OSError(number, os.strerror(number))

@@ -10,7 +10,7 @@ import zstandard
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import Backend
 from crckpt.store.format.pack import FOOTER, FRAME_PAGES, FinishedPack, Frame, Pack, PackWriter, open_pack
 
 WHOLE, HALF = bytes(range(256)) * (FRAME_PAGES * PAGE_SIZE // 256), b"x" * (FRAME_PAGES // 2 * PAGE_SIZE)
@@ -38,7 +38,7 @@ def finished(tmp_path: Path) -> FinishedPack:
 
 
 def read(finished: FinishedPack) -> Pack:
-    return open_pack(LocalBackend(finished.path.parent), finished.digest, finished.path.name)
+    return open_pack(Backend(finished.path.parent), finished.digest, finished.path.name)
 
 
 def test_pack_round_trips(finished: FinishedPack) -> None:
@@ -56,7 +56,7 @@ def test_digest_is_that_of_the_table(finished: FinishedPack) -> None:
     table_at = FOOTER.unpack(content[-FOOTER.size :])[0]
     assert hashlib.sha256(content[table_at : -FOOTER.size]).hexdigest() == finished.digest
     with pytest.raises(IntegrityError):
-        open_pack(LocalBackend(finished.path.parent), PackId("0" * 64), finished.path.name)
+        open_pack(Backend(finished.path.parent), PackId("0" * 64), finished.path.name)
 
 
 def test_frame_with_other_bytes_is_refused(finished: FinishedPack) -> None:

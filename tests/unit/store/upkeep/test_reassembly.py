@@ -10,7 +10,7 @@ from image_sets import flip, pack_path
 from crckpt.errors import IntegrityError
 from crckpt.model import PackId
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import Backend
 from crckpt.store.layout import pack_name
 from crckpt.store.upkeep.reassembly import reassemble
 
@@ -37,7 +37,7 @@ def copies(tmp_path: Path, digest: str, intact: bytes) -> list[Path]:
 
 
 def made_of(copies: list[Path], digest: str, into: Path) -> bytes:
-    reassemble(PackId(digest), [LocalBackend(path.parents[2]) for path in copies], into)
+    reassemble(PackId(digest), [Backend(path.parents[2]) for path in copies], into)
     return into.read_bytes()
 
 

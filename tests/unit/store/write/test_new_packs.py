@@ -13,7 +13,7 @@ import pytest
 from own_process import descriptors
 
 from crckpt.model import PAGE_SIZE
-from crckpt.store.backend.local import LocalBackend
+from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import compute_fingerprints
 from crckpt.store.format.extents import Bytes
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES, open_pack
@@ -50,7 +50,7 @@ def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> 
         finished = packs.finish()
         which, places = packs.locations(np.arange(len(pages)))
     assert descriptors() == before
-    backend = LocalBackend(tmp_path)
+    backend = Backend(tmp_path)
     opened = [open_pack(backend, pack.digest, pack.path.name) for pack in finished]
     assert [pack.pages for pack in opened] == [LIMIT, LIMIT, 5]
     for page, number, place in zip(pages, which.tolist(), places.tolist(), strict=True):

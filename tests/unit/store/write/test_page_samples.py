@@ -12,7 +12,7 @@ from memory_backend import MemoryBackend
 
 from crckpt.model import MEBIBYTE, PAGE_SIZE, JobName, PackId
 from crckpt.store import Repository, collect_garbage
-from crckpt.store.backend.protocol import Backend
+from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import load_kept_fingerprints, read_key
 from crckpt.store.format.extents import Numbers
 from crckpt.store.format.samples import ENTRY, decode_samples, encode_samples
