@@ -15,7 +15,6 @@ from crckpt.store.backend.local import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import KNOWN_DAMAGE, fingerprints_name
 
-_DECODER: Final = msgspec.json.Decoder(frozenset[str])
 _MOST_BYTES: Final = 4 << 20
 
 FIND_REPAIR: Final = "find what can be repaired: crckpt verify --repair"
@@ -39,7 +38,7 @@ class DamagedCheckpoint(IntegrityError):
 def read_known_damage(backend: Backend) -> frozenset[str]:
     """Read the ids of damaged checkpoints."""
     with suppress(OSError, IntegrityError, msgspec.ValidationError):
-        return decode(backend.read(KNOWN_DAMAGE, _MOST_BYTES), _DECODER, KNOWN_DAMAGE)
+        return decode(backend.read(KNOWN_DAMAGE, _MOST_BYTES), frozenset[str], KNOWN_DAMAGE)
     return frozenset()
 
 

@@ -53,6 +53,11 @@ class Rule(Struct, frozen=True):
     forbids_restore: bool
     after_death: AfterDeath
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do on this side."""
+        return not self.next
+
 
 RULES: Final[dict[Side, dict[State, Rule]]] = {
     "source": {
@@ -75,21 +80,6 @@ RULES: Final[dict[Side, dict[State, Rule]]] = {
 
 FIRST: Final[dict[Side, State]] = {"source": "copying", "destination": "receiving"}
 """The state in which a move begins on each side."""
-
-
-def find_rule(side: Side, state: State) -> Rule:
-    """Find what holds for a state. Raises KeyError for one that this side never has."""
-    return RULES[side][state]
-
-
-def can_follow(side: Side, state: State, after: State) -> bool:
-    """Return whether a side in `state` may write `after`."""
-    return after in RULES[side][state].next
-
-
-def is_over(side: Side, state: State) -> bool:
-    """Return whether nothing is left to do on this side."""
-    return not RULES[side][state].next
 
 
 def is_unreported(side: Side, state: State, *, is_settled: bool) -> bool:

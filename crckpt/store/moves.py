@@ -24,7 +24,7 @@ from crckpt.model import CheckpointId, JobName, MoveId
 from crckpt.store.backend.local import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import MOVES, NAME, REFS, UNREPORTED, move_name, unreported_name
-from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over, is_unreported
+from crckpt.store.move_states import FIRST, RULES, Rule, Side, State, is_unreported
 from crckpt.store.owner import MOST_BYTES, Owner, identify_owner
 
 _LONGEST_PEER: Final = 300
@@ -77,14 +77,19 @@ class Move(Struct, frozen=True):
     schema: int = 1
 
     @property
+    def rule(self) -> Rule:
+        """The rule of its state."""
+        return RULES[self.side][self.state]
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is left to do on this side."""
-        return is_over(self.side, self.state)
+        return self.rule.is_over
 
     @property
     def forbids_restore(self) -> bool:
         """Whether no checkpoint of the job may be restored here now. The move was judged (`judge`)."""
-        return find_rule(self.side, self.state).forbids_restore
+        return self.rule.forbids_restore
 
     @property
     def leaves_tree_with_peer(self) -> bool:
@@ -101,7 +106,7 @@ class Move(Struct, frozen=True):
         if self.is_over or self.owner.is_alive:
             return self
         aborted = replace(self, state="aborted", why=self.why or f"crckpt (PID {self.owner.pid}) has died")
-        match find_rule(self.side, self.state).after_death:
+        match self.rule.after_death:
             case "aborted":
                 return aborted
             case "unchanged":
@@ -144,7 +149,7 @@ def advance(move: Move, state: State, **changes: object) -> Move:
 
     Raises ValueError for a state that must not follow: a bug, which must not cost a tree.
     """
-    if not can_follow(move.side, move.state, state):
+    if state not in move.rule.next:
         raise ValueError(f"{state} must not follow {move.state} at the {move.side}")
     owner = identify_owner(time.time())
     if "why" in changes:
@@ -171,7 +176,7 @@ def store_move(backend: Backend, move: Move, *, replaces: str | None = None) -> 
             _refuse_replacing(last, move, replaces)
             if last is not None:
                 _keep_unreported(backend, last)
-        elif last.state != move.state and not can_follow(last.side, last.state, move.state):
+        elif last.state != move.state and move.state not in last.rule.next:
             raise PreflightRefused(
                 f"the move of {move.job} is over here: {last.state}", hint="see what is recorded: crckpt migrate --list"
             )
@@ -235,7 +240,7 @@ def read_move(backend: Backend, job: JobName) -> Move | None:
         return None
     name = move_name(job)
     try:
-        return decode(backend.read(name, MOST_BYTES), _MOVE, name)
+        return decode(backend.read(name, MOST_BYTES), Move, name)
     except FileNotFoundError:
         return None
     except (IntegrityError, msgspec.ValidationError) as error:
@@ -276,7 +281,7 @@ def _read_replaced(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadable
             continue
         path = unreported_name(MoveId(name))
         try:
-            found.append(decode(backend.read(path, MOST_BYTES), _MOVE, path))
+            found.append(decode(backend.read(path, MOST_BYTES), Move, path))
         except FileNotFoundError:
             continue
         except (IntegrityError, msgspec.ValidationError) as error:
@@ -306,6 +311,3 @@ def read_last_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadabl
 def _clean(text: str, longest: int) -> str:
     """Return text of the other side, or with names of files, as a record can have it: else nobody could read that."""
     return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)[:longest]
-
-
-_MOVE: Final = msgspec.json.Decoder(Move)

@@ -76,9 +76,6 @@ def write_owner(path: Path, since: float, what: str, *, pid: int = 0) -> None:
 def read_owner(path: Path) -> Owner | None:
     """Read the process recorded in a file; None if there is none or it is damaged."""
     try:
-        return decode(read_checked(path, MOST_BYTES), _DECODER, str(path))
+        return decode(read_checked(path, MOST_BYTES), Owner, str(path))
     except (OSError, IntegrityError, msgspec.ValidationError):
         return None
-
-
-_DECODER: Final = msgspec.json.Decoder(Owner)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -77,7 +77,7 @@ def read_pending(backend: Backend) -> tuple[PendingCheckpoint, ...]:
     for name in backend.names_in(PENDING):
         # A record that cannot be read names no checkpoint; gc removes it.
         with suppress(OSError, IntegrityError, msgspec.ValidationError):
-            found.append(decode(backend.read(f"{PENDING}/{name}", MOST_BYTES), _RECORD, name))
+            found.append(decode(backend.read(f"{PENDING}/{name}", MOST_BYTES), _Record, name))
     return tuple(_judge(backend, record) for record in sorted(found, key=lambda record: record.created))
 
 
@@ -106,6 +106,3 @@ def _is_used(backend: Backend) -> bool:
     with suppress(CrckptError, OSError), backend.locked(alone=True, timeout=0):
         return False
     return True
-
-
-_RECORD: Final = msgspec.json.Decoder(_Record)

@@ -66,9 +66,9 @@ def read_store_id(backend: Backend) -> StoreId:
     content, name = backend.read(DESCRIPTION, _MOST_BYTES), f"{backend.location}/{DESCRIPTION}"
     try:
         # First the format alone: a newer one may have other entries.
-        found = decode(content, _FORMAT, name).format
+        found = decode(content, _Format, name).format
         if found == FORMAT:
-            return decode(content, _DESCRIPTION, name).id
+            return decode(content, _Description, name).id
     except (IntegrityError, msgspec.ValidationError) as error:
         # All else that a store holds describes itself.
         anew = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())})
@@ -89,7 +89,3 @@ class _Format(Struct):
 
 class _Description(Struct):
     id: StoreId
-
-
-_FORMAT: Final = msgspec.json.Decoder(_Format)
-_DESCRIPTION: Final = msgspec.json.Decoder(_Description)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import PAGE_SIZE
@@ -75,16 +76,7 @@ class Index(Struct, frozen=True):
 
 def encode_index(index: Index) -> bytes:
     """Encode a length, a JSON header, and all extents in the order of the files, as columns."""
-    header = [
-        {
-            "name": file.name,
-            "kind": file.kind,
-            "bytes": file.bytes,
-            "pagemap": file.pagemap,
-            "extents": len(file.extents),
-        }
-        for file in index.files
-    ]
+    header = [asdict(file) | {"extents": len(file.extents)} for file in index.files]
     text = json.dumps({"coding": _COLUMNS, "files": header}, sort_keys=True, separators=(",", ":")).encode()
     extents = np.concatenate([np.empty(0, EXTENT), *(file.extents for file in index.files)])
     return _LENGTH.pack(len(text)) + text + encode_columns(extents)
@@ -107,15 +99,12 @@ class _Header(Struct, frozen=True):
     files: Annotated[tuple[_Entry, ...], Meta(max_length=_MOST_FILES)]
 
 
-_HEADER: Final = msgspec.json.Decoder(_Header)
-
-
 def decode_index(content: bytes, packs: int) -> Index:
     """Decode an index; `packs` is how many packs it can refer to. Raises IntegrityError if it contradicts itself."""
     # The number of extents is checked before memory is taken for them.
     try:
         (length,) = _LENGTH.unpack_from(content)
-        header = decode(content[_LENGTH.size : _LENGTH.size + length], _HEADER, "the index")
+        header = decode(content[_LENGTH.size : _LENGTH.size + length], _Header, "the index")
     except (struct.error, msgspec.ValidationError) as error:
         raise IntegrityError(f"the index is unreadable: {error}") from error
     if header.coding != _COLUMNS:

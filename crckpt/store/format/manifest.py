@@ -142,7 +142,7 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
         # Looked up only here: a manifest of this schema is decoded once.
         schema = SCHEMA
         with suppress(IntegrityError, msgspec.ValidationError):
-            schema = decode(manifest, _ANY_SCHEMA, "").schema
+            schema = decode(manifest, _AnySchema, "").schema
         if schema != SCHEMA:
             raise StoreUnusable(
                 f"{what} has schema {schema}; this crckpt knows schema {SCHEMA}",
@@ -204,20 +204,16 @@ def _define_stored(name: str, host: Any) -> type[Struct]:
 
 
 _PLAIN: Final = _define_stored("_Plain", Host)
-_STORED: Final = msgspec.json.Decoder(_define_stored("_Stored", msgspec.Raw))
-_HOST: Final = msgspec.json.Decoder(Host)
+_STORED: Final = _define_stored("_Stored", msgspec.Raw)
 
 
 class _AnySchema(Struct):
     schema: int
 
 
-_ANY_SCHEMA: Final = msgspec.json.Decoder(_AnySchema)
-
-
 @lru_cache(maxsize=64)
 def _host(content: bytes) -> Host:
-    return decode(content, _HOST, "the host of a manifest")
+    return decode(content, Host, "the host of a manifest")
 
 
 def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoint:

@@ -50,10 +50,8 @@ class _CachedDetails(Struct, frozen=True):
     details: dict[str, Any]
 
 
-_CACHED: Final = msgspec.json.Decoder(_CachedDetails)
 _MOST_CACHED: Final = 1 << 20
 _CHECKED_BY_DUMPS: Final = ("program", "root", "tracked_root", "uptime_ticks")
-_DOCUMENT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_details(repository: Repository, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def read_details(repository: Repository, checkpoint: Checkpoint) -> dict[str, An
     """
     what = f"checkpoint {checkpoint.short_id}: its details"
     try:
-        document = decode(details_of(repository, checkpoint) or b"{}", _DOCUMENT, what)
+        document = decode(details_of(repository, checkpoint) or b"{}", dict[str, Any], what)
         # Only the types are checked here: the result would lack entries that only others know.
         msgspec.convert(document, _Details)
     except msgspec.ValidationError as error:
@@ -98,7 +96,7 @@ def read_recent_details(repository: Repository, checkpoint: Checkpoint) -> dict[
     # To read them from the packs takes numpy, which takes as long to import as a small dump.
     with suppress(CrckptError, OSError, msgspec.ValidationError):
         name = job_details_name(checkpoint.job)
-        cached = decode(repository.backend.read(name, _MOST_CACHED), _CACHED, name)
+        cached = decode(repository.backend.read(name, _MOST_CACHED), _CachedDetails, name)
         if cached.checkpoint == checkpoint.id:
             msgspec.convert(cached.details, _Details)
             return cached.details

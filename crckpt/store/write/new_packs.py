@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -196,10 +196,11 @@ class NewPacks:
 @contextmanager
 def new_packs(directory: Path, frames: Frames, limit: int, key: bytes) -> Iterator[NewPacks]:
     """Write packs in `directory` while the block runs, with `limit` pages in each but the last."""
-    with ExitStack() as stack:
-        syncer = Workers(1)
-        packs = NewPacks(directory, frames, limit, key, syncer)
-        # Called in reverse order: the thread has ended when the files are closed.
-        stack.callback(packs.close)
-        stack.callback(syncer.shutdown, cancel_futures=True)
+    syncer = Workers(1)
+    packs = NewPacks(directory, frames, limit, key, syncer)
+    try:
         yield packs
+    finally:
+        # Before the files are closed: then the thread has ended.
+        syncer.shutdown(cancel_futures=True)
+        packs.close()

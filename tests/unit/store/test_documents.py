@@ -15,11 +15,8 @@ class _Note(Struct, frozen=True):
     number: int = 0
 
 
-DECODER = msgspec.json.Decoder(_Note)
-
-
 def test_string_with_invalid_encoding_is_read() -> None:
-    assert decode(b'{"text": "a\\udcff", "number": 7}', DECODER, "note") == _Note("a\udcff", 7)
+    assert decode(b'{"text": "a\\udcff", "number": 7}', _Note, "note") == _Note("a\udcff", 7)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +35,7 @@ def test_string_with_invalid_encoding_is_read() -> None:
 )
 def test_invalid_json_is_damage(content: bytes) -> None:
     with pytest.raises(IntegrityError, match=r"^the note is damaged: ."):
-        decode(content, DECODER, "the note")
+        decode(content, _Note, "the note")
 
 
 @pytest.mark.parametrize(
@@ -46,4 +43,4 @@ def test_invalid_json_is_damage(content: bytes) -> None:
 )
 def test_wrong_type_is_a_validation_error(content: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
-        decode(content, DECODER, "the note")
+        decode(content, _Note, "the note")

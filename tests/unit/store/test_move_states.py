@@ -13,7 +13,7 @@ from model_search import describe_path, find_reachable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.store.move_states import RULES, Side, State, can_follow, find_rule, is_over
+from crckpt.store.move_states import RULES, Side, State
 
 Tree = Literal["none", "runs", "held", "unfinished"]
 """A tree on one side. At the source `held` is frozen, at the destination built and not running.
@@ -45,7 +45,7 @@ MOST_FAULTS = 4
 
 
 def written(side: Side, before: State, after: State) -> State:
-    assert can_follow(side, before, after), f"{side}: {before} -> {after}"
+    assert after in RULES[side][before].next, f"{side}: {before} -> {after}"
     return after
 
 
@@ -141,14 +141,14 @@ def recoveries(world: World) -> Iterator[World]:
         yield replace(world, linked=True)
     if not world.source_alive and not (world.hold == "undecided" or (world.hold != "none" and world.here == "held")):
         # A tree that CRIU still holds is not judged.
-        state, rule = world.source, find_rule("source", world.source)
+        state, rule = world.source, RULES["source"][world.source]
         if rule.after_death == "aborted":
             state = "aborted"
         if rule.after_death == "tree-decides":
             state = "aborted" if world.here == "runs" else "ended"
         yield replace(world, source=state, source_alive=True)
     if not world.destination_alive and world.there != "held":
-        state, rule = world.destination, find_rule("destination", world.destination)
+        state, rule = world.destination, RULES["destination"][world.destination]
         if rule.after_death == "aborted":
             state = "aborted"
         if state == "committed" and world.there == "runs":
@@ -187,7 +187,7 @@ def test_two_copies_never_run(worlds: dict[World, World | None]) -> None:
 def test_tree_runs_only_where_the_table_says(worlds: dict[World, World | None]) -> None:
     for world in worlds:
         if world.source_alive and world.here == "runs" and world.source != "committing":
-            can_run = find_rule("source", world.source).runs or world.hold == "abort"
+            can_run = RULES["source"][world.source].runs or world.hold == "abort"
             assert can_run, describe_path(world, worlds)
         if world.there == "runs":
             assert world.destination in ("committed", "done"), describe_path(world, worlds)
@@ -203,8 +203,8 @@ def test_exactly_one_copy_is_reachable_from_every_state(worlds: dict[World, Worl
         world
         for world in worlds
         if (world.here == "runs") != (world.there == "runs")
-        and is_over("source", world.source)
-        and is_over("destination", world.destination) | (world.source == "aborted")
+        and RULES["source"][world.source].is_over
+        and RULES["destination"][world.destination].is_over | (world.source == "aborted")
     ]
     leading = find_reachable(settled, lambda world: iter(before[world]))
     lost = next((world for world in worlds if world not in leading), None)
@@ -215,8 +215,8 @@ def test_tree_that_does_not_run_yet_cannot_be_restored(worlds: dict[World, World
     # A restore by hand on either side would be a second copy, or would become one.
     for world in worlds:
         is_undecided = world.here == "held" or world.source == "ended" or world.destination in ("prepared", "committed")
-        if is_undecided and world.source not in ("copying", "aborted") and not is_over("source", world.source):
-            rule = find_rule("source", world.source)
+        if is_undecided and world.source not in ("copying", "aborted") and not RULES["source"][world.source].is_over:
+            rule = RULES["source"][world.source]
             assert rule.forbids_restore or rule.after_death == "aborted"
 
 
@@ -230,4 +230,4 @@ def test_table_is_closed(side: Side) -> None:
     for state, rule in RULES[side].items():
         assert set(rule.next) <= set(RULES[side]), state
         # From a state that forbids restores, a resume leads on.
-        assert not (rule.forbids_restore and is_over(side, state))
+        assert not (rule.forbids_restore and RULES[side][state].is_over)

@@ -14,7 +14,8 @@ from model_search import describe_path, find_reachable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.store.move_states import FIRST, State, can_follow, find_report_step, is_over, is_unreported
+from crckpt.store import move_states
+from crckpt.store.move_states import FIRST, State, find_report_step, is_unreported
 
 HOSTS = (0, 1)
 MOST_MOVES = 2
@@ -73,7 +74,7 @@ def at(world: World, number: int, host: Host) -> World:
 
 
 def written(record: Record, side: Literal["source", "destination"], state: State) -> Record:
-    assert can_follow(side, record.state, state), (side, record, state)
+    assert state in move_states.RULES[side][record.state].next, (side, record, state)
     return replace(record, state=state)
 
 
@@ -87,7 +88,7 @@ def judged(record: Record | None, side: Literal["source", "destination"]) -> Rec
 def begins(world: World, rules: Rules) -> Iterator[World]:
     """The source begins a move, to any host that it reaches."""
     last = judged(world.source, "source")
-    if (last is not None and not is_over("source", last.state)) or world.tree != "runs":
+    if (last is not None and not move_states.RULES["source"][last.state].is_over) or world.tree != "runs":
         return
     number = last.number + 1 if last is not None else 1
     for host in HOSTS if number <= MOST_MOVES else ():
@@ -121,7 +122,7 @@ def hand_overs(world: World) -> Iterator[World]:
                 source.host,
                 host,
             )
-        if there.linked and (last is None or is_over("destination", last.state)):
+        if there.linked and (last is None or move_states.RULES["destination"][last.state].is_over):
             yield at(world, source.host, replace(there, record=Record(source.number, "receiving", source.host)))
         if (
             there.linked
@@ -164,7 +165,11 @@ def reports(world: World, rules: Rules) -> Iterator[World]:
                 continue
             is_same_store = rules.is_same_store(number, record.host)
             there = found.state if found is not None and found.number == record.number else None
-            if there is None and is_same_store and (found is None or is_over("destination", found.state)):
+            if (
+                there is None
+                and is_same_store
+                and (found is None or move_states.RULES["destination"][found.state].is_over)
+            ):
                 # It records that.
                 found, there = Record(record.number, "aborted", number, is_alive=False), "aborted"
             step = find_report_step(there, is_same_store=is_same_store)
