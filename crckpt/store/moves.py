@@ -174,8 +174,7 @@ def store_move(backend: Backend, move: Move, *, replaces: str | None = None) -> 
         last = read_move(backend, move.job)
         if last is None or last.id != move.id:
             _refuse_replacing(last, move, replaces)
-            if last is not None:
-                _keep_unreported(backend, last)
+            _keep_unreported(backend, last)
         elif last.state != move.state and move.state not in last.rule.next:
             raise PreflightRefused(
                 f"the move of {move.job} is over here: {last.state}", hint="see what is recorded: crckpt migrate --list"
@@ -211,9 +210,8 @@ def _refuse_replacing(last: Move | None, move: Move, replaces: str | None) -> No
         )
 
 
-def _keep_unreported(backend: Backend, last: Move) -> None:
-    now = last.judge()
-    if now.is_unreported:
+def _keep_unreported(backend: Backend, last: Move | None) -> None:
+    if last is not None and (now := last.judge()).is_unreported:
         _put(backend, unreported_name(now.id), replace(now, is_replaced=True))
 
 
@@ -255,8 +253,8 @@ def remove_move(backend: Backend, job: JobName) -> None:
     """Remove the record of a job's last move, if there is one. What is to be reported to its destination is kept."""
     with _turn_taken(backend):
         last = read_move(backend, job)
+        _keep_unreported(backend, last)
         if last is not None:
-            _keep_unreported(backend, last)
             with suppress(FileNotFoundError):
                 backend.remove(move_name(job), "move")
 
@@ -267,21 +265,12 @@ def read_all_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadable
     The oldest come first.
     """
     last, unreadable = read_last_moves(backend)
-    older, damaged = _read_replaced(backend)
     # A crckpt that died in between has kept a record, and has not replaced it.
-    ids = {move.id for move in last}
-    found = (*last, *(move for move in older if move.id not in ids))
-    return tuple(sorted(found, key=lambda move: move.began)), (*unreadable, *damaged)
-
-
-def _read_replaced(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
-    found, unreadable = [], []
-    for name in backend.names_in(UNREPORTED):
-        if NAME.fullmatch(name) is None:
-            continue
+    found, ids, damaged = list(last), {move.id for move in last}, list(unreadable)
+    for name in filter(NAME.fullmatch, backend.names_in(UNREPORTED)):
         path = unreported_name(MoveId(name))
         try:
-            found.append(decode(backend.read(path, MOST_BYTES), Move, path))
+            move = decode(backend.read(path, MOST_BYTES), Move, path)
         except FileNotFoundError:
             continue
         except (IntegrityError, msgspec.ValidationError) as error:
@@ -290,8 +279,10 @@ def _read_replaced(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadable
                 f"on the host to which it went: crckpt migrate --list. If that does not show {name}, remove the file "
                 f"{backend.location}/{path}"
             )
-            unreadable.append(UnreadableMove(JobName(""), why, remedy))
-    return tuple(found), tuple(unreadable)
+            damaged.append(UnreadableMove(JobName(""), why, remedy))
+        else:
+            found += [move] if move.id not in ids else []
+    return tuple(sorted(found, key=lambda move: move.began)), tuple(damaged)
 
 
 def read_last_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
@@ -299,12 +290,9 @@ def read_last_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadabl
     found, unreadable = [], []
     for job in map(JobName, backend.names_in(MOVES)):
         try:
-            move = read_move(backend, job)
+            found += [move] if (move := read_move(backend, job)) is not None else []
         except StoreUnusable as error:
             unreadable.append(UnreadableMove(job, error.message, error.hint))
-        else:
-            if move is not None:
-                found.append(move)
     return tuple(sorted(found, key=lambda move: move.began)), tuple(unreadable)
 
 

@@ -48,7 +48,7 @@ def resolve(ref: str, targets: RefTargets) -> CheckpointId:
         job, back = JobName(match["job"]), int(match["back"])
         series = targets.jobs.get(job)
         if series is None:
-            raise _no_such_job(job, targets)
+            raise _no_such("job", job, targets)
         if back >= len(series):
             raise NoSuchCheckpoint(
                 f"{job} has only {len(series)} checkpoint{'s' * (len(series) > 1)}: there is no {ref}",
@@ -61,13 +61,14 @@ def resolve(ref: str, targets: RefTargets) -> CheckpointId:
         if name in tags:
             return tags[name]
         if job not in targets.jobs:
-            raise _no_such_job(job, targets)
+            raise _no_such("job", job, targets)
         raise NoSuchCheckpoint(f"job {job!r} has no tag {name!r}", hint=_suggest_tags(name, job, list(tags)))
     if ref in targets.jobs:
         return targets.jobs[JobName(ref)][-1]
     fitting = sorted(found for found in targets.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
     if not fitting:
-        raise _unknown(ref, targets)
+        is_job = NAME.fullmatch(ref) and not _PREFIX.fullmatch(ref)
+        raise _no_such("job" if is_job else "checkpoint", ref, targets)
     if len(fitting) > 1:
         shown = tuple(found[:SHORT] for found in fitting)
         raise UsageError(f"{ref} is the start of {len(fitting)} ids", hint="type more digits of the id", causes=shown)
@@ -113,15 +114,9 @@ def _suggest_tags(name: str, job: JobName, tags: Sequence[str]) -> str:
     return f"it has no tags; its checkpoints: crckpt list {job}"
 
 
-def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
-    if ref and not _PREFIX.fullmatch(ref) and NAME.fullmatch(ref):
-        return _no_such_job(JobName(ref), targets)
-    return NoSuchCheckpoint(f"there is no checkpoint {ref!r}", hint=_suggest(ref, targets))
-
-
-def _no_such_job(job: JobName, targets: RefTargets) -> NoSuchCheckpoint:
-    """The error for a job that has no checkpoint; its hint names those that are there."""
-    return NoSuchCheckpoint(f"there is no job {job!r}", hint=_suggest(job, targets))
+def _no_such(what: str, name: str, targets: RefTargets) -> NoSuchCheckpoint:
+    """The error for a job without a checkpoint, or another ref that names none; its hint names what is there."""
+    return NoSuchCheckpoint(f"there is no {what} {name!r}", hint=_suggest(name, targets))
 
 
 def _suggest(ref: str, targets: RefTargets) -> str:

@@ -227,11 +227,17 @@ class Repository:
         Raises NoSuchCheckpoint, before anything is removed, if one does not exist.
         """
         with self.exclusive():
-            doomed = tuple(ids)
+            doomed = tuple(dict.fromkeys(ids))
             for checkpoint_id in doomed:
                 if not ID.fullmatch(checkpoint_id) or not self.backend.exists(checkpoint_directory(checkpoint_id)):
                     raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}")
-            remove_checkpoints(self.backend, doomed)
+            for tag in self.tags():
+                if tag.id in doomed:
+                    remove_tag(self.backend, tag.job, tag.name)
+            for checkpoint_id in doomed:
+                with suppress(FileNotFoundError):
+                    self.backend.remove(restored_name(checkpoint_id), "restored")
+            self.backend.remove_at_once(map(checkpoint_directory, doomed), "doomed")
 
     def announced(
         self, job: JobName, created: datetime, run_id: RunId | None, *, alone: bool
@@ -328,15 +334,3 @@ class Repository:
 
     def _find_named(self) -> list[CheckpointId]:
         return [CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name)]
-
-
-def remove_checkpoints(backend: Backend, ids: Iterable[CheckpointId]) -> None:
-    """Remove checkpoints and the tags that name them; `collect_garbage` removes their packs. Needs the lock alone."""
-    doomed = tuple(dict.fromkeys(ids))
-    for tag in read_tags(backend):
-        if tag.id in doomed:
-            remove_tag(backend, tag.job, tag.name)
-    for checkpoint_id in doomed:
-        with suppress(FileNotFoundError):
-            backend.remove(restored_name(checkpoint_id), "restored")
-    backend.remove_at_once(map(checkpoint_directory, doomed), "doomed")

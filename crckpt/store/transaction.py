@@ -96,7 +96,10 @@ def staged(directory: Path) -> Iterator[Path]:
     """Make a private directory outside the store; at the end of the block it is removed with all that is in it."""
     # What killed crckpts have left there is removed first.
     for path in directory.glob(f"{_STAGED}*"):
-        if _is_abandoned(path) and not _is_named_by_a_command(path):
+        # A CRIU that has outlived its crckpt names a path in it, as a command of root or of this user.
+        found = (pid for pid in pids() if any(Path(word).is_relative_to(path) for word in proc.command_line(pid)))
+        owners = (process.uids[1] for pid in found if (process := proc.read_process(pid)) is not None)
+        if _is_abandoned(path) and not any(owner in (0, os.geteuid()) for owner in owners):
             _remove(path)
     with transaction(directory, _STAGED) as staging:
         yield staging
@@ -129,14 +132,6 @@ def _is_abandoned(path: Path) -> bool:
     owner = read_owner(path / _OWNER)
     # Whether a process of another host lives cannot be known here.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
-
-
-def _is_named_by_a_command(path: Path) -> bool:
-    """Return whether a command of root or of this user names a path in it."""
-    # So does the command of a CRIU that has outlived its crckpt.
-    found = (pid for pid in pids() if any(Path(word).is_relative_to(path) for word in proc.command_line(pid)))
-    users = (0, os.geteuid())
-    return any((process := proc.read_process(pid)) is not None and process.uids[1] in users for pid in found)
 
 
 def find_unused_transactions(directory: Path) -> tuple[Path, ...]:

@@ -84,27 +84,23 @@ class Pack(Struct, frozen=True):
         some = self.table[frames]
         offsets, sizes, raws = (some[column].tolist() for column in ("offset", "stored", "raw"))
         content = self._read_together(frames, offsets, sizes)
+        # One for each thread: they must not be shared.
+        if not hasattr(_local, "decompressor"):
+            _local.decompressor = zstandard.ZstdDecompressor()
         for frame, size, raw, memory in zip(frames, sizes, raws, into, strict=True):
             stored, content = content[:size], content[size:]
             self.check(frame, stored)
-            self._check_size(frame, stored, raw)
             try:
+                # zstd takes as much memory as the frame declares: one of 131 KB once took 4 GiB.
+                declared = zstandard.frame_content_size(stored)
+                if declared != raw:
+                    raise IntegrityError(f"{self.name}, frame {frame}: it has {declared} bytes, not {raw}")
                 # Straight into the caller's memory: `decompress` would allocate some, which would have to be copied.
-                done = _decompressor().stream_reader(stored).readinto(memory[:raw])
+                done = _local.decompressor.stream_reader(stored).readinto(memory[:raw])
             except zstandard.ZstdError as error:
                 raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
             if done != raw:
                 raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes instead of {raw}")
-
-    def _check_size(self, frame: int, stored: memoryview, raw: int) -> None:
-        """Raise IntegrityError if the frame declares another size than the table."""
-        # zstd takes as much memory as the frame declares: one of 131 KB once took 4 GiB.
-        try:
-            size = zstandard.frame_content_size(stored)
-        except zstandard.ZstdError as error:
-            raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
-        if size != raw:
-            raise IntegrityError(f"{self.name}, frame {frame}: it has {size} bytes, not {raw}")
 
     def read_ahead(self, frames: Sequence[int]) -> None:
         """Let the disk read frames, in order, into the page cache."""
@@ -260,11 +256,3 @@ def _adjacent_frames(frames: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of frames that follow each other."""
     bounds = [at for at in range(1, len(frames)) if frames[at] != frames[at - 1] + 1]
     return ((frames[start], frames[end - 1]) for start, end in zip([0, *bounds], [*bounds, len(frames)], strict=True))
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """Return the decompressor of this thread: they must not be shared."""
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    found: zstandard.ZstdDecompressor = _local.decompressor
-    return found

@@ -52,15 +52,11 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Garbage
         return _collect(repository.backend, named, jobs, dry_run=dry_run)
 
 
-def find_packs(backend: Backend) -> list[str]:
-    """Find the names of all packs, in order. Other names are not crckpt's."""
+def _collect(backend: Backend, named: frozenset[str], jobs: frozenset[str], *, dry_run: bool) -> GarbageResult:
     directories = (f"{PACKS}/{name}" for name in backend.names_in(PACKS))
     files = (f"{directory}/{name}" for directory in directories for name in backend.names_in(directory))
-    return [name for name in files if name.endswith(".pack") and ID.fullmatch(_digest(name))]
-
-
-def _collect(backend: Backend, named: frozenset[str], jobs: frozenset[str], *, dry_run: bool) -> GarbageResult:
-    there = find_packs(backend)
+    # Other names are not crckpt's.
+    there = [name for name in files if name.endswith(".pack") and ID.fullmatch(_digest(name))]
     packs = [name for name in there if _digest(name) not in named]
     kept = frozenset(map(_digest, there)) - frozenset(map(_digest, packs))
     # What has no living owner, and is not used by a CRIU that has outlived its crckpt. Staging directories come before

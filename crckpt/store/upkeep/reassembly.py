@@ -13,7 +13,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import created, sync, write
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.local import Backend
-from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
+from crckpt.store.format.pack import FOOTER, MAGIC, open_pack
 
 _Part = TypeVar("_Part")
 
@@ -26,10 +26,17 @@ def reassemble(digest: PackId, copies: Sequence[Backend], into: Path) -> None:
     """
     pack = _first(copies, lambda backend: open_pack(backend, digest))
     table = pack.table.tobytes()
+
+    def read_intact(frame: int, backend: Backend) -> memoryview:
+        # The table holds for every copy: the digest names it.
+        stored = replace(pack, backend=backend).read_stored(frame)
+        pack.check(frame, stored)
+        return stored
+
     with created(into, "pack") as descriptor:
         write(descriptor, MAGIC, "pack")
         for frame in range(len(pack.table)):
-            write(descriptor, _first(copies, partial(_read_intact, pack, frame)), "pack")
+            write(descriptor, _first(copies, partial(read_intact, frame)), "pack")
         end = pack.size - FOOTER.size - len(table)
         write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
         sync(descriptor, "pack")
@@ -48,10 +55,3 @@ def _first(copies: Sequence[Backend], read: Callable[[Backend], _Part]) -> _Part
         except (IntegrityError, OSError) as error:
             errors.append(error)
     raise IntegrityError(str(errors[0]))
-
-
-def _read_intact(pack: Pack, frame: int, backend: Backend) -> memoryview:
-    # The table holds for every copy: the digest names it.
-    stored = replace(pack, backend=backend).read_stored(frame)
-    pack.check(frame, stored)
-    return stored

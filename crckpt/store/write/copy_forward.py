@@ -100,19 +100,15 @@ def choose_pages(
         # A pack that is used whole gains nothing from a copy.
         if budget <= 0 or shares[pack] == 1:
             break
-        some = _least_used(used[starts[pack] : starts[pack + 1]], budget) + starts[pack]
+        # From the frames with the fewest of them.
+        here = used[starts[pack] : starts[pack + 1]]
+        in_frame = _sums(here, np.arange(0, len(here), FRAME_PAGES))
+        pages = np.flatnonzero(here)
+        frame = pages // FRAME_PAGES
+        some = pages[np.lexsort((frame, in_frame[frame]))][:budget] + starts[pack]
         chosen[some] = True
         budget -= len(some)
     return chosen
-
-
-def _least_used(used: Mask, most: int) -> Positions:
-    """Return up to `most` used pages of a pack, from the frames with the fewest of them."""
-    live = _sums(used, np.arange(0, len(used), FRAME_PAGES))
-    pages = np.flatnonzero(used).astype(np.int64)
-    frame = pages // FRAME_PAGES
-    some: Positions = pages[np.lexsort((frame, live[frame]))][:most]
-    return some
 
 
 def _sums(used: Mask, starts: Positions) -> Positions:
