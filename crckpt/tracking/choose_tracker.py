@@ -12,9 +12,8 @@ from crckpt.errors import HostCannot, error_text
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.tracking.methods import SoftDirty, UffdWp
+from crckpt.tracking.methods import SoftDirty, UffdWp, find_criu_refusal
 from crckpt.tracking.preload import library
-from crckpt.tracking.refusals import find_criu_refusal
 from crckpt.tracking.tracker import Claims, Method, Tracker
 
 _UNKNOWN: Final = (0, 0)

@@ -3,27 +3,103 @@
 For the second, each process makes a userfaultfd, which crckpt holds. CRIU asks for soft-dirty bits and gets its answers
 from the preload library (scan.c). Only CRIU resets bits, while the tree is frozen. What is not registered reads as
 written: a map that is missed here costs bytes, never a page.
+
+A tracker is refused by the CRIU, by a process, and by what writes memory unseen; `choose_tracker` refuses by the
+kernel.
 """
 
 from __future__ import annotations
 
 import errno
 import mmap
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crckpt.errors import HostCannot
 from crckpt.helper.calls.remote_calls import OrderResult, close_descriptors, take_userfaultfds
 from crckpt.host import proc
+from crckpt.host.proc import procfs, status
+from crckpt.host.proc.fd import open_flags, read_targets
 from crckpt.host.syscalls import memory_trials, pagemap, userfaultfd
-from crckpt.tracking import refusals
 from crckpt.tracking.preload import library
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+CLAIMED: Final = "it is tracked by another crckpt"
+EXECUTED: Final = "the program was replaced (exec)"
+HUGE_PAGES: Final = "it has reserved huge pages (hugetlb), where a CRIU before 3.18 misses writes"
+NO_DESCRIPTOR: Final = "crckpt has no free descriptor for it (RLIMIT_NOFILE)"
+OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
+FOREIGN_USERFAULTFD: Final = (
+    "another process's userfaultfd manages its memory, perhaps that of a lost tracker: crckpt ps"
+)
+NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
+"""The bits of a process that was refused so must not be reset: another one needs them."""
+
+# Through these, a device may write into the memory of the program (DMA).
+_DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
+_RINGS: Final = {"[aio]": "an aio ring", "[io_uring]": "an io_uring"}
+_MISSED: Final = "crckpt cannot see what the device writes"
+
+
+def find_criu_refusal(criu: Path, tracker: str) -> str:
+    """Return why this CRIU does not track with the preload library, or an empty string."""
+    if not library.LIBRARY.exists():
+        return library.NO_LIBRARY
+    # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
+    # A CRIU that does without the library, on a kernel that tracks, is refused: it would not stop at the gate.
+    if library.NO_TRACKER not in library.check_feature(criu, "").output:
+        reason = "it starts without it"
+    elif (check := library.check_feature(criu, tracker)).ok:
+        return ""
+    else:
+        reason = (check.output.strip().splitlines() or [f"status {check.status}"])[-1]
+    return f"{criu} does not load crckpt's preload library: {reason}"
+
+
+def find_userfaultfds(pid: int) -> tuple[int, ...]:
+    """Find the descriptors by which a program manages its memory itself."""
+    # The kernel registers a map with one userfaultfd only (EBUSY), and CRIU refuses a process that has one.
+    return tuple(number for number, target in _list_descriptors(pid) if target == "anon_inode:[userfaultfd]")
+
+
+def find_unseen_writer(pids: Iterable[int]) -> str:
+    """Find what writes memory of these processes unseen by every tracker, as a clause; empty if nothing does."""
+    # A page that a device was given to write is pinned. If the bits are reset before the device has written it, nothing
+    # sets its bit again: the next dump would take the old page for the new one.
+    for pid in pids:
+        for why in _find_unseen_writers(pid):
+            return f"PID {pid} has {why}; {_MISSED}"
+    return ""
+
+
+def _find_unseen_writers(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        maps = procfs.text(f"/proc/{pid}/maps")
+        yield from (name for mark, name in _RINGS.items() if mark in maps)
+    for number, target in _list_descriptors(pid):
+        if target == "anon_inode:[io_uring]":
+            yield "an io_uring"
+        elif target.startswith(_DEVICES):
+            yield f"{target} open"
+        elif target.startswith("/") and open_flags(pid, number) & os.O_DIRECT:
+            yield f"an O_DIRECT descriptor ({number}: {target})"
+    # The ring or device that it is pinned for may belong to another process.
+    with suppress(OSError):
+        if pinned := status.read_bytes(pid, "VmPin"):
+            yield f"{pinned >> 10} KiB of memory pinned for a device"
+
+
+def _list_descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    # Number and name only: the tree is frozen meanwhile, and may have many.
+    with suppress(OSError):
+        yield from read_targets(pid)
 
 
 class SoftDirty:
@@ -86,8 +162,8 @@ class PagemapAttachment:
         self._pagemap.seek(here)
         # After an exec the page map of the old memory is empty.
         if not entry:
-            return refusals.EXECUTED
-        return refusals.HUGE_PAGES if self._misses_huge and proc.read_bytes(self._pid, "HugetlbPages") else ""
+            return EXECUTED
+        return HUGE_PAGES if self._misses_huge and proc.read_bytes(self._pid, "HugetlbPages") else ""
 
     def close(self) -> None:
         """Close the page map."""
@@ -114,7 +190,7 @@ class UffdWp:
         # A child may have inherited one that another thread forked just when its parent held ours.
         close_descriptors({pid: descriptor for pid in wanted for descriptor in self._ours_in(pid)})
         refused: dict[int, UserfaultfdAttachment | str] = {
-            pid: refusals.OWN_USERFAULTFD for pid in wanted if refusals.find_userfaultfds(pid)
+            pid: OWN_USERFAULTFD for pid in wanted if find_userfaultfds(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
         return refused | {taken.pid: self._attach_to(taken) for taken in self._take(others)}
@@ -124,12 +200,12 @@ class UffdWp:
         return bool(self._ours_in(pid))
 
     def _ours_in(self, pid: int) -> tuple[int, ...]:
-        found = refusals.find_userfaultfds(pid)
+        found = find_userfaultfds(pid)
         return tuple(number for number in found if any(one.is_held_by(pid, number) for one in self._made))
 
     def _attach_to(self, taken: OrderResult) -> UserfaultfdAttachment | str:
         if taken.descriptor < 0:
-            why = taken.why or refusals.NO_DESCRIPTOR
+            why = taken.why or NO_DESCRIPTOR
             return f"{why} ({taken.hint})" if taken.hint else why
         try:
             protection = self._protection(taken.descriptor)
@@ -160,11 +236,11 @@ class UserfaultfdAttachment:
 
     def catch_up(self) -> str:
         """Register what was mapped since. Return why the process can no longer be tracked, or an empty string."""
-        if refusals.find_userfaultfds(self._pid):
-            return refusals.OWN_USERFAULTFD
+        if find_userfaultfds(self._pid):
+            return OWN_USERFAULTFD
         why, old = self.register_new()
         # Its stack at least is a map that it keeps.
-        return why or ("" if old else refusals.EXECUTED)
+        return why or ("" if old else EXECUTED)
 
     def register_new(self) -> tuple[str, int]:
         """Register new maps. Return why that is impossible, or an empty string, and how many were registered before."""
@@ -173,8 +249,8 @@ class UserfaultfdAttachment:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 return f"it has ended: {error.strerror}", 0
-            own = refusals.find_userfaultfds(self._pid)
-            return refusals.OWN_USERFAULTFD if own else refusals.FOREIGN_USERFAULTFD, 0
+            own = find_userfaultfds(self._pid)
+            return OWN_USERFAULTFD if own else FOREIGN_USERFAULTFD, 0
 
     def register(self) -> int:
         """Register new maps. Return how many were registered before. Raises OSError, EBUSY if another has one."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -17,6 +20,7 @@ from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.local import Backend
 from crckpt.store.fingerprints import compute_fingerprints, read_key
 from crckpt.store.format.extents import (
+    EXTENT,
     ZERO,
     Bytes,
     Extents,
@@ -35,12 +39,13 @@ from crckpt.store.format.extents import (
     slice_extents,
     unique_sorted,
 )
-from crckpt.store.format.index import FILE, Index, StoredFile, encode_index
+from crckpt.store.format.index import FILE, PAGES, Index, StoredFile, encode_index
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.pack import FRAME_PAGES, FinishedPack
+from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
 from crckpt.store.write.copy_forward import choose_pages
-from crckpt.store.write.examine_pages import Batch, FindExamined, read_ahead
+from crckpt.store.write.examine_pages import Batch, FindExamined, examine_written_image, read_ahead
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
@@ -305,3 +310,53 @@ def _pack_uses(
         frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
         uses.append(PackUse(digest, int(frames.sum()), int(pages.sum())))
     return tuple(uses)
+
+
+class TrialResult(Struct, frozen=True):
+    """The time that it took to store some memory durably, and the bytes of packs that it made.
+
+    `packing_ms` is without the final sync, whose time varies.
+    """
+
+    ms: float
+    packing_ms: float
+    stored: int
+
+
+class StorageTrial:
+    """Stores memory as a child of `parent` would be stored; packs are written in `directory`.
+
+    `known_ms` is how long it took to read the parent's fingerprints.
+    """
+
+    def __init__(self, repository: Repository, parent: Checkpoint | None, directory: Path, level: int | None) -> None:
+        began = time.monotonic()
+        self._key = read_key(repository.backend)
+        self._known = KnownPages(repository.backend, self._key, parent, PageSamples(repository.backend, self._key))
+        # Builds the table of fingerprints, which a dump has to build, too.
+        self._known.find_by_fingerprint(np.empty((0, 2), np.uint64))
+        self.known_ms = (time.monotonic() - began) * 1000
+        self._directory = directory
+        self._level = level
+
+    def store(self, pages: Path) -> TrialResult:
+        """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
+        # A dump does this while CRIU still writes: see `Preparation`, which needs a second core, too.
+        examined = examine_written_image(pages, self._key) if len(os.sched_getaffinity(0)) > 1 else {}
+        began = time.monotonic()
+        size = pages.stat().st_size
+        # At addresses that the parent does not have: known pages are found by their content.
+        extents = np.zeros(1, EXTENT)
+        extents["count"] = size // PAGE_SIZE
+        source = Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")
+        new_pages = FingerprintTable(max(1, source.size // PAGE_SIZE))
+        with (
+            TemporaryDirectory(dir=self._directory) as directory,
+            workers() as pool,
+            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
+        ):
+            packing = Packing(self._known, new_pages, packs, self._key, lambda *batch: examined.get(batch))
+            packing.store((source,), pool)
+            packed = time.monotonic()
+            stored = sum(pack.size for pack in packs.finish())
+        return TrialResult((time.monotonic() - began) * 1000, (packed - began) * 1000, stored)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from crckpt.criu.find import find
 from crckpt.host.syscalls import memory_trials
-from crckpt.tracking.methods import SoftDirty, UffdWp
-from crckpt.tracking.refusals import find_criu_refusal
+from crckpt.tracking.methods import SoftDirty, UffdWp, find_criu_refusal
 
 
 def test_criu_without_library_support_does_not_track(tmp_path: Path) -> None:

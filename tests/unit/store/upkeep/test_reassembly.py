@@ -12,7 +12,7 @@ from crckpt.model import PackId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.local import Backend
 from crckpt.store.layout import pack_name
-from crckpt.store.upkeep.reassembly import reassemble
+from crckpt.store.upkeep.repair import reassemble
 
 
 @pytest.fixture

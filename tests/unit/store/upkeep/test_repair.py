@@ -219,7 +219,7 @@ CUT_SHORT = """
 import os, signal, sys
 from pathlib import Path
 from crckpt.store import Repository, repair
-import crckpt.store.upkeep.audit, crckpt.store.upkeep.reassembly
+import crckpt.store.upkeep.audit, crckpt.store.upkeep.repair
 repository, source = (Repository.open(Path(path)) for path in sys.argv[1:3])
 left = int(sys.argv[3])
 def count(event, arguments):

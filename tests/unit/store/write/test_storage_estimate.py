@@ -9,7 +9,7 @@ from image_sets import ImageSet, area, open_store, page, store
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.write.storage_estimate import StorageTrial, TrialResult
+from crckpt.store.write.packing import StorageTrial, TrialResult
 
 NUMBERS = tuple(range(1, 200))
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *NUMBERS)]})

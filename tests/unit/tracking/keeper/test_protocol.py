@@ -9,12 +9,16 @@ import pytest
 
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
-from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
 from crckpt.tracking.keeper.protocol import (
     Answer,
+    Base,
     BeginAnswer,
+    CheckpointBase,
+    DumpBasis,
     Keeper,
     KeeperRequest,
+    RoundBase,
+    WholeProcess,
     base_name,
     read_committed_base,
 )
