@@ -14,7 +14,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.host.disk.files import losses_ignored
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.local import Backend
-from crckpt.store.layout import ID, NAME, SHORT, TAGS, check_name
+from crckpt.store.layout import ID, NAME, SHORT, TAGS
 
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
@@ -73,13 +73,6 @@ def resolve(ref: str, targets: RefTargets) -> CheckpointId:
         shown = tuple(found[:SHORT] for found in fitting)
         raise UsageError(f"{ref} is the start of {len(fitting)} ids", hint="type more digits of the id", causes=shown)
     return fitting[0]
-
-
-def write_tag(backend: Backend, tag: Tag) -> None:
-    """Make or move a tag, durably. Raises UsageError for an invalid name, IntegrityError where there is a link."""
-    check_name(tag.job, "job")
-    check_name(tag.name, "tag")
-    backend.put(f"{TAGS}/{tag.job}/{tag.name}", f"{tag.id}\n".encode(), "tag")
 
 
 def remove_tag(backend: Backend, job: JobName, name: str) -> None:

@@ -24,6 +24,7 @@ from crckpt.store.layout import (
     LABEL,
     NAME,
     SHORT,
+    TAGS,
     check_name,
     checkpoint_directory,
     job_label,
@@ -32,7 +33,7 @@ from crckpt.store.layout import (
     restored_name,
 )
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
-from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
+from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve
 from crckpt.store.store_json import open_directory
 from crckpt.store.transaction import transaction
 
@@ -154,14 +155,11 @@ class Repository:
                 # A checkpoint's directory comes and goes with its manifest: something else has removed that.
                 raise IntegrityError(f"the manifest of checkpoint {checkpoint_id[:SHORT]} is missing") from None
             raise NoSuchCheckpoint(f"there is no checkpoint {checkpoint_id[:SHORT]}") from None
-        except IntegrityError as error:
-            what = f"the manifest of checkpoint {checkpoint_id[:SHORT]} cannot be read: {error.message}"
-            raise IntegrityError(what) from error
-        except OSError as error:
-            if error.errno in LOST:
-                what = f"the manifest of checkpoint {checkpoint_id[:SHORT]} is damaged: {error.strerror}"
-                raise IntegrityError(what) from error
-            raise
+        except (IntegrityError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in LOST:
+                raise
+            why = f"is damaged: {error.strerror}" if isinstance(error, OSError) else f"cannot be read: {error.message}"
+            raise IntegrityError(f"the manifest of checkpoint {checkpoint_id[:SHORT]} {why}") from error
         return unseal(manifest, checkpoint_id)
 
     def resolve(self, ref: str, *, despite_damage: bool = False) -> CheckpointId:
@@ -194,7 +192,8 @@ class Repository:
         self.require_writable()
         with self.shared():
             tag = Tag(self.get(checkpoint_id).job, name, checkpoint_id)
-            write_tag(self.backend, tag)
+            path = f"{TAGS}/{check_name(tag.job, 'job')}/{check_name(name, 'tag')}"
+            self.backend.put(path, f"{tag.id}\n".encode(), "tag")
             return tag
 
     def untag(self, job: JobName, name: str) -> None:

@@ -33,18 +33,13 @@ _BUILDER = "builder.json"
 
 
 @contextmanager
-def transaction(directory: Path, prefix: str = "") -> Iterator[Path]:
-    """Make a private directory in `directory`; at the end of the block it is removed with all that is in it."""
-    path = directory / f"{prefix}{own_name()}"
-    try:
-        make_private_directory(path, "transaction")
-        write_owner(path / _OWNER, time.time(), "owner")
+def transaction(directory: Path, *, outside: bool = False) -> Iterator[Path]:
+    """Make a private directory in `directory`; at the end of the block it is removed with all that is in it.
+
+    `outside` as for `handed_over`.
+    """
+    with handed_over(directory, outside=outside) as path:
         yield path
-    except BaseException:
-        # A second ^C must not interrupt the removal: the rest would stay until gc.
-        with interrupts_deferred():
-            _remove(path)
-            raise
     with interrupts_deferred():
         _remove(path)
 
@@ -72,17 +67,21 @@ def end_unfinished_restores(directory: Path) -> None:
 
 
 @contextmanager
-def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator[Path]:
-    """Make a directory in `directory` that process `pid` will remove; `outside` if `directory` is not the store's."""
+def handed_over(directory: Path, pid: int = 0, *, outside: bool = False) -> Iterator[Path]:
+    """Make a directory in `directory` that process `pid`, or this one, will remove; at a failure it is removed here.
+
+    `outside` if `directory` is not the store's.
+    """
     path = directory / f"{_STAGED if outside else ''}{own_name()}"
     try:
         make_private_directory(path, "transaction")
         write_owner(path / _OWNER, time.time(), "owner", pid=pid)
         yield path
     except BaseException:
-        # The process does not know of it yet.
-        _remove(path)
-        raise
+        # A second ^C must not interrupt the removal: the rest would stay until gc.
+        with interrupts_deferred():
+            _remove(path)
+            raise
 
 
 def _remove(path: Path) -> None:
@@ -101,7 +100,7 @@ def staged(directory: Path) -> Iterator[Path]:
         owners = (process.uids[1] for pid in found if (process := proc.read_process(pid)) is not None)
         if _is_abandoned(path) and not any(owner in (0, os.geteuid()) for owner in owners):
             _remove(path)
-    with transaction(directory, _STAGED) as staging:
+    with transaction(directory, outside=True) as staging:
         yield staging
 
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from crckpt.errors import HostCannot
 from crckpt.helper.calls.remote_calls import OrderResult, close_descriptors, take_userfaultfds
@@ -285,6 +285,12 @@ class UserfaultfdAttachment:
         # Where this fails, all of the map counts as written.
         with _failure_ignored():
             self._protection.register(one, is_new=is_new)
+
+
+Attachment: TypeAlias = PagemapAttachment | UserfaultfdAttachment
+"""The handle by which a method tracks one process."""
+Method: TypeAlias = SoftDirty | UffdWp
+"""A way to know which pages were written. Its name is what users see."""
 
 
 @contextmanager

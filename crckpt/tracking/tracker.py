@@ -9,10 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
@@ -20,11 +20,7 @@ from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.host.proc import Identity
 from crckpt.tracking import methods
 from crckpt.tracking.keeper.protocol import Base, DumpBasis, WholeProcess
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+from crckpt.tracking.methods import Attachment, Method
 
 # The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.
 _PID_BITS: Final = 22
@@ -61,36 +57,6 @@ class Claims:
         # Locks of the open file description: a process loses its own locks when it closes any descriptor of the file.
         # Their l_pid must be 0 (fcntl(2)).
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))
-
-
-class Attachment(Protocol):
-    """The handle by which a method tracks one process."""
-
-    def catch_up(self) -> str:
-        """Track what the process has mapped since. Return why it can no longer be tracked, or an empty string."""
-
-    def close(self) -> None:
-        """Let the process go."""
-
-
-class Method(Protocol):
-    """A way to know which pages were written."""
-
-    @property
-    def name(self) -> str:
-        """The name that users see: soft-dirty or uffd-wp."""
-
-    def environment(self, criu: Path) -> Mapping[str, str]:
-        """Return what to add to CRIU's environment for a dump that tracks."""
-
-    def attach(self, pids: Iterable[int]) -> Mapping[int, Attachment | str]:
-        """Attach to each process. Return the attachment of each, or why there is none."""
-
-    def is_left_in(self, pid: int) -> bool:
-        """Return whether a process without attachment inherited something of crckpt's, which attaching removes."""
-
-    def find_written(self, pid: int) -> NDArray[np.uint64]:
-        """Return rows of addresses (start, end) of the pages that count as written. Raises OSError."""
 
 
 class _Member:

@@ -12,8 +12,8 @@ from target_processes import NO_WRITE_PROTECTION, reset
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials
 from crckpt.tracking.keeper.protocol import DumpBasis, RoundBase
-from crckpt.tracking.methods import SoftDirty, UffdWp
-from crckpt.tracking.tracker import Claims, Method, Tracker
+from crckpt.tracking.methods import Method, SoftDirty, UffdWp
+from crckpt.tracking.tracker import Claims, Tracker
 
 needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
 

@@ -54,14 +54,13 @@ class Pack(Struct, frozen=True):
     def pages(self) -> int:
         return (len(self.table) - 1) * FRAME_PAGES + int(self.table["raw"][-1]) // PAGE_SIZE
 
-    def read_stored(self, first: int, count: int = 1) -> memoryview:
-        """Read the stored bytes of `count` frames from `first` on. Raises IntegrityError if the file is cut short."""
-        start, last = int(self.table["offset"][first]), first + count - 1
-        length = int(self.table["offset"][last]) + int(self.table["stored"][last]) - start
-        with self._opened(f"{self.name}, frame {first}") as file:
-            content = file.read(length, start)
+    def read_stored(self, frame: int) -> memoryview:
+        """Read the stored bytes of a frame. Raises IntegrityError if the file is cut short."""
+        length = int(self.table["stored"][frame])
+        with self._opened(f"{self.name}, frame {frame}") as file:
+            content = file.read(length, int(self.table["offset"][frame]))
         if len(content) != length:
-            raise self._cut_short_error(first)
+            raise self._cut_short_error(frame)
         return memoryview(content)
 
     def check(self, frame: int, stored: memoryview) -> None:

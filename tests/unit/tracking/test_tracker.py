@@ -12,8 +12,8 @@ from target_processes import StatementRunner, is_registered, list_descriptors, r
 
 from crckpt.errors import HostCannot
 from crckpt.tracking.keeper.protocol import DumpBasis
-from crckpt.tracking.methods import SoftDirty, UffdWp
-from crckpt.tracking.tracker import Method, Tracker
+from crckpt.tracking.methods import Method, SoftDirty, UffdWp
+from crckpt.tracking.tracker import Tracker
 
 FIRST = "this is the first tracked dump of this tree"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
