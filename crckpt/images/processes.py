@@ -1,18 +1,21 @@
-"""The small images of processes: `pstree.img`, `ids-PID.img`, `fdinfo-N.img` and `fs-PID.img`.
+"""The small images of processes: `pstree.img`, `ids-PID.img`, `fdinfo-N.img`, `fs-PID.img` and `filelocks.img`.
 
-Their formats are in images/pstree.proto, core.proto (task_kobj_ids_entry), fdinfo.proto and fs.proto. Ids of kernel
-objects are CRIU's own: equal ids mean the same object. A zombie has only an entry in `pstree.img`, and its core.
+Their formats are in images/pstree.proto, core.proto (task_kobj_ids_entry), fdinfo.proto, fs.proto and
+file-lock.proto. Ids of kernel objects are CRIU's own: equal ids mean the same object. A zombie has only an entry in
+`pstree.img`, and its core.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
-from crckpt.images.decode import Field, read_all, read_one
+from crckpt.images.decode import Field, decode, read_all, read_one
+from crckpt.images.framing import read_messages
+from crckpt.images.wire import Message
 
 LARGEST_PID: Final = (1 << 31) - 1
 """The largest pid_t. CRIU truncates larger numbers, and would restore another PID than crckpt expects."""
@@ -94,3 +97,36 @@ def read_descriptors(data: bytes, name: str = "fdinfo.img") -> tuple[ImageDescri
 def read_directories(data: bytes, name: str = "fs.img") -> Directories:
     """Decode the directories of a process. Raises IntegrityError if the image is damaged."""
     return read_one(Directories, data, name, magics.FS)
+
+
+LockKind = Literal["flock", "POSIX", "OFD"]
+
+# Source: criu/include/file-lock.h.
+_KINDS: Final[dict[int, LockKind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
+# F_WRLCK. CRIU writes an exclusive flock(2) the same way (criu/proc_parse.c).
+_WRITE: Final = 1
+
+
+def _last_byte(message: Message) -> int | None:
+    # A length of 0 reaches to the end of the file (criu/file-lock.c:120, and struct flock in fcntl(2)).
+    return message.required(5) + message.required(6) - 1 if message.required(6) else None
+
+
+class FileLock(Struct, frozen=True):
+    """A lock of process `pid` on the file of its descriptor `fd`.
+
+    It covers the bytes `start` to `end`, both included. `end` None: to the end of the file, however long it grows.
+    """
+
+    kind: Annotated[LockKind, Field(1, convert=_KINDS.__getitem__)]
+    exclusive: Annotated[bool, Field(2, convert=lambda kind: kind == _WRITE)]
+    pid: Annotated[int, 3]
+    fd: Annotated[int, 4]
+    start: Annotated[int, 5]
+    end: Annotated[int | None, Field(convert=_last_byte)]
+
+
+def read_locks(data: bytes, name: str = "filelocks.img") -> tuple[FileLock, ...]:
+    """Decode all locks, without leases. Raises IntegrityError if the image is damaged."""
+    messages = read_messages(data, name, magics.FILE_LOCKS)
+    return tuple(decode(FileLock, message) for message in messages if message.required(1) in _KINDS)

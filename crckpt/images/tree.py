@@ -15,18 +15,19 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.images.core import ZOMBIE, Core, read_core
-from crckpt.images.filelocks import FileLock, read_locks
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.other_files import EventPoll, Fifo, MemFd, MemFdInode, read_memfd_inodes
 from crckpt.images.processes import (
     LARGEST_PID,
+    FileLock,
     KernelIds,
     ProcessEntry,
     read_descriptors,
     read_directories,
     read_ids,
+    read_locks,
     read_pstree,
 )
 from crckpt.images.regfile import GHOST, LINKED, RegularFile, ghost_image, read_ghost, read_remaps

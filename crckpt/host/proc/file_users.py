@@ -20,7 +20,7 @@ from crckpt.host.proc.fd import open_flags, parse_info, read_info
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.proc.tree import ancestors, title
-from crckpt.images.filelocks import FileLock, LockKind
+from crckpt.images.processes import FileLock, LockKind
 
 # LEASE and DELEG are left out: they do not prevent locks.
 _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}

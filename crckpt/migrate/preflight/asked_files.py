@@ -18,7 +18,7 @@ from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.proc.procfs import DELETED
-from crckpt.images.filelocks import LockKind
+from crckpt.images.processes import LockKind
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.model import MEBIBYTE
 

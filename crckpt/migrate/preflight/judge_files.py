@@ -18,7 +18,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.images.filelocks import LockKind
+from crckpt.images.processes import LockKind
 from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.preflight.restore.files import check_file, file_uses, find_needed_files, read_file_facts
 from crckpt.preflight.restore.host import FileState, HostState, PlannedRestore

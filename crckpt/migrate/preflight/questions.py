@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from crckpt.errors import HostCannot, IntegrityError
-from crckpt.images.filelocks import FileLock
 from crckpt.images.other_files import Pipe
+from crckpt.images.processes import FileLock
 from crckpt.images.sockets import InetSocket, Socket, UnixSocket
 from crckpt.migrate.wire.messages import Address, decode_content, encode
 from crckpt.model import MEBIBYTE, Count, Host, JobName, Pid

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.proc.file_users import HeldLock
-from crckpt.images.filelocks import FileLock
 from crckpt.images.other_files import Pipe
+from crckpt.images.processes import FileLock
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree, Thread
 from crckpt.images.tty import Terminal, TerminalFiles, TerminalInfo

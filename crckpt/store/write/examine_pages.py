@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -99,8 +99,8 @@ def _examine_batch(path: Path, start: int, key: bytes, buffer: Bytes) -> Examine
     return examine_pages(buffer, key)
 
 
-FindExamined: TypeAlias = Callable[[str, int], ExaminedPages | None]
-"""From the name of an image, and the number of a page in it, to what is known of the batch that begins there."""
+Examined: TypeAlias = Mapping[tuple[str, int], ExaminedPages]
+"""By the name of an image, and the number of a page in it: what is known of the batch that begins there."""
 
 
 class Batch(Struct, frozen=True):
@@ -112,8 +112,8 @@ class Batch(Struct, frozen=True):
     examined: ExaminedPages
 
 
-def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor, find: FindExamined) -> Iterator[Batch]:
-    """Yield all pages of the sources, in order. What `find` finds is not examined again.
+def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor, examined: Examined) -> Iterator[Batch]:
+    """Yield all pages of the sources, in order. What was `examined` is not examined again.
 
     A batch's contents are valid until the next one: reused memory costs no page faults. Raises IntegrityError if files
     shrink.
@@ -123,16 +123,16 @@ def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor, find: Find
     parts = ((source, start) for source in sources for start in range(0, source.pages, BATCH_PAGES))
     for number, (source, start) in enumerate(parts):
         pages = buffers[number % _BUFFERS][: source.pages - start]
-        waiting.append(pool.submit(_read_batch, source, start, pages, key, find))
+        waiting.append(pool.submit(_read_batch, source, start, pages, key, examined))
         if len(waiting) == _BUFFERS:
             yield wait_for_result(waiting.popleft())
     while waiting:
         yield wait_for_result(waiting.popleft())
 
 
-def _read_batch(source: Source, start: int, pages: Bytes, key: bytes, find: FindExamined) -> Batch:
+def _read_batch(source: Source, start: int, pages: Bytes, key: bytes, examined: Examined) -> Batch:
     first = source.read(start, pages)
     # While CRIU wrote, whole batches of a file were examined: only in such a source are they the same pages.
     is_known = len(pages) == BATCH_PAGES and source.is_one_image
-    examined = find(source.name, start) if is_known else None
-    return Batch(source, first, pages, examined or examine_pages(pages, key))
+    found = examined.get((source.name, start)) if is_known else None
+    return Batch(source, first, pages, found or examine_pages(pages, key))

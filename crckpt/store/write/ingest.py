@@ -47,7 +47,7 @@ class Preparation:
         # Without a second core it would slow CRIU down, and freeze the tree for longer.
         self._images = images if len(os.sched_getaffinity(0)) > 1 else None
         self._is_over = threading.Event()
-        self._examined: dict[tuple[str, int], ExaminedPages] = {}
+        self.examined: dict[tuple[str, int], ExaminedPages] = {}
 
     def run(self) -> None:
         """Work until another thread calls `end`. Failures are left to `ingest`, where they are reported."""
@@ -62,7 +62,7 @@ class Preparation:
                     if self._parent is not None and not self._is_over.is_set():
                         parent = self._repository.get(self._parent)
                         self._known = KnownPages(self._backend, read_key(self._backend), parent, None)
-                examine_growing_images(self._images, read_key(self._backend), self._is_over, self._examined)
+                examine_growing_images(self._images, read_key(self._backend), self._is_over, self.examined)
 
     def load(self) -> None:
         """Import what `ingest` needs, numpy above all: that takes a tenth of a second. Raises ImportError."""
@@ -77,10 +77,6 @@ class Preparation:
     def end(self) -> None:
         """Let `run` return soon. What it has examined can still be found."""
         self._is_over.set()
-
-    def find(self, image: str, start: int) -> ExaminedPages | None:
-        """Find what is known of the batch that begins with the `start`-th page of this image."""
-        return self._examined.get((image, start))
 
 
 class NewCheckpoint(Struct, frozen=True):
@@ -160,7 +156,7 @@ def ingest(
             copies=copies,
             progress=progress,
             count_uses=lambda: _count_uses_of_others(repository, new.job),
-            find=preparation.find,
+            examined=preparation.examined,
             loaded=preparation.take_known(parent) if dedup and not searches else None,
         )
         # The manifest goes last: it exists if and only if the checkpoint does.

@@ -12,13 +12,12 @@ import numpy.typing as npt
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.local import Backend
-from crckpt.store.fingerprints import load_fingerprints, load_kept_fingerprints
+from crckpt.store.fingerprints import MOST, FingerprintTable, load_fingerprints, load_kept_fingerprints
 from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Positions, find_extents, unique_sorted
 from crckpt.store.format.index import StoredFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.read.contents import Contents
-from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.page_samples import PageSamples
 
 
@@ -143,11 +142,6 @@ class KnownPages:
         """Return the pack (in `packs`) of each page, and its page number there."""
         pack = np.searchsorted(self.starts, pages, side="right") - 1
         return pack, pages - self.starts[pack]
-
-    def page_numbers(self, pack: npt.NDArray[np.uint32], page: Numbers) -> Positions:
-        """Return the numbers of pages: the inverse of `locations`."""
-        numbers: Positions = self.starts[pack] + page.astype(np.int64)
-        return numbers
 
     @cached_property
     def _table(self) -> FingerprintTable:

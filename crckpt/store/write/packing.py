@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.local import Backend
-from crckpt.store.fingerprints import compute_fingerprints, read_key
+from crckpt.store.fingerprints import MOST, FingerprintTable, compute_fingerprints, read_key
 from crckpt.store.format.extents import (
     EXTENT,
     ZERO,
@@ -45,8 +45,7 @@ from crckpt.store.format.pack import FRAME_PAGES, FinishedPack
 from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
 from crckpt.store.write.copy_forward import choose_pages
-from crckpt.store.write.examine_pages import Batch, FindExamined, examine_written_image, read_ahead
-from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
+from crckpt.store.write.examine_pages import Batch, Examined, examine_written_image, read_ahead
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import Frames, NewPacks, new_packs, pages_in_a_pack
@@ -90,14 +89,14 @@ def pack_images(
     copies: bool,
     progress: Callable[[int, int], None],
     count_uses: Callable[[], Mapping[str, int]],
-    find: FindExamined,
+    examined: Examined,
     loaded: KnownPages | None,
 ) -> PackedImages:
     """Store the new pages of an image directory in new packs, which are written in `directory`.
 
     The parent has the pages that were left to the set in `base`. `level` and what follows are as for `ingest`.
-    `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it. `find`
-    finds pages that were examined before; `loaded` are those of the parent, if that was done before.
+    `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it. `examined`
+    are pages that were examined before; `loaded` are those of the parent, if that was done before.
 
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages or is damaged.
     """
@@ -116,7 +115,7 @@ def pack_images(
     left = [known.find_inherited(source.key, source.left) for source in found]
     with workers() as pool, new_packs(directory, Frames(pool, level), pages_in_a_pack(raw), key) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if dedup else 0)
-        packing = Packing(known, new_pages, packs, key, find, searches=searches)
+        packing = Packing(known, new_pages, packs, key, examined, searches=searches)
         # The last page of each object is padded, and counts as a whole.
         files = packing.store(found, pool, lambda done: progress(min(done, size), size))
         known.end_search()
@@ -169,7 +168,7 @@ class Packing:
         new_pages: FingerprintTable,
         packs: NewPacks,
         key: bytes,
-        find: FindExamined = lambda _image, _start: None,
+        examined: Examined,
         *,
         searches: bool = True,
     ) -> None:
@@ -184,7 +183,7 @@ class Packing:
         self._new_pages = new_pages
         self._packs = packs
         self._key = key
-        self._find = find
+        self._examined = examined
         self._searches = searches
         self._first_new = _PROVISIONAL
 
@@ -194,7 +193,7 @@ class Packing:
         """Put new pages into the packs; `progress` gets how many bytes are done. Raises IntegrityError, OSError."""
         parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
         done = 0
-        for batch in read_ahead(sources, self._key, pool, self._find):
+        for batch in read_ahead(sources, self._key, pool, self._examined):
             parts[batch.source.key].append(self._store_batch(batch))
             done += batch.pages.size
             progress(done)
@@ -237,7 +236,7 @@ class Packing:
         """Store again the chosen pages among some, which begin with the `start`-th."""
         pack, page = page_locations(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
-        numbers = self._known.page_numbers(pack[old], page[old])
+        numbers = self._known.starts[pack[old]] + page[old].astype(np.int64)
         which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
         if not len(which):
             return extents
@@ -355,7 +354,7 @@ class StorageTrial:
             workers() as pool,
             new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
         ):
-            packing = Packing(self._known, new_pages, packs, self._key, lambda *batch: examined.get(batch))
+            packing = Packing(self._known, new_pages, packs, self._key, examined)
             packing.store((source,), pool)
             packed = time.monotonic()
             stored = sum(pack.size for pack in packs.finish())

@@ -7,7 +7,7 @@ from image_trees import one
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
-from crckpt.images.filelocks import FileLock, read_locks
+from crckpt.images.processes import FileLock, read_locks
 from crckpt.images.wire import VARINT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crckpt.host.proc.file_users import HeldLock
-from crckpt.images.filelocks import FileLock, LockKind
+from crckpt.images.processes import FileLock, LockKind
 from crckpt.preflight.restore.descriptors import find_conflict
 
 MINE = FileLock("POSIX", exclusive=True, pid=7, fd=3, start=100, end=149)

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crckpt.store.fingerprints import FingerprintTable
 from crckpt.store.format.extents import Numbers
-from crckpt.store.write.fingerprint_table import FingerprintTable
 
 # They meet in slots, and come again.
 LOW = st.sampled_from([0, 1, 2, 7, 8, 1 << 20, 1 << 21, 1 << 22, (1 << 20) + 1, (1 << 64) - 1])

@@ -47,7 +47,7 @@ def running(preparation: Preparation) -> Iterator[None]:
 
 def wait_until_examined(preparation: Preparation, start: int) -> None:
     deadline = time.monotonic() + WITHIN_S
-    while preparation.find(PAGES, start) is None:
+    while (PAGES, start) not in preparation.examined:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -65,7 +65,7 @@ def test_growing_image_is_stored_completely(tmp_path: Path) -> None:
     preparation = Preparation(repository, images)
     with running(preparation):
         wait_until_examined(preparation, 0)
-        assert preparation.find(PAGES, BATCH_PAGES) is None
+        assert (PAGES, BATCH_PAGES) not in preparation.examined
         with (images / PAGES).open("ab") as file:
             file.write(content[half:])
         wait_until_examined(preparation, BATCH_PAGES)
@@ -124,4 +124,4 @@ def test_images_of_another_user_are_left_alone(tmp_path: Path) -> None:
     preparation = Preparation(open_store(tmp_path), images)
     # It returns by itself.
     preparation.run()
-    assert preparation.find(PAGES, 0) is None
+    assert (PAGES, 0) not in preparation.examined
