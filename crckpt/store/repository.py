@@ -1,25 +1,33 @@
-"""A store: open it, lock it; list, resolve, tag, add and remove checkpoints."""
+"""A store and its store.json: open it, lock it; list, resolve, tag, add and remove checkpoints."""
 
 from __future__ import annotations
 
+import errno
+import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Final, TypeAlias
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
+from crckpt.host.process.typed_command import name_store
 from crckpt.host.steps import limit
 from crckpt.model import CheckpointId, JobName, PackId, RunId, StoreId
-from crckpt.store.backend.directory import make_write_error
+from crckpt.store.backend.directory import make_read_error, make_write_error, prepare_directory
 from crckpt.store.backend.local import Backend, Fetch, LateBackend
+from crckpt.store.documents import decode
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.layout import (
     CHECKPOINTS,
+    DESCRIPTION,
     ID,
     LABEL,
     NAME,
@@ -34,8 +42,55 @@ from crckpt.store.layout import (
 )
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve
-from crckpt.store.store_json import open_directory
 from crckpt.store.transaction import transaction
+
+FORMAT: Final = 1
+
+_MOST_DESCRIPTION: Final = 64 << 10
+
+
+def new_description() -> bytes:
+    """Return the store.json of a new store."""
+    entries = {
+        "format": FORMAT,
+        "id": str(uuid.uuid4()),
+        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+    }
+    return json.dumps(entries, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def read_store_id(backend: Backend) -> StoreId:
+    """Read the id in store.json.
+
+    Raises StoreUnusable if it is damaged or of a newer format, IntegrityError if it is no file.
+    """
+    content, name = backend.read(DESCRIPTION, _MOST_DESCRIPTION), f"{backend.location}/{DESCRIPTION}"
+    try:
+        # First the format alone: a newer one may have other entries.
+        found = decode(content, _Format, name).format
+        if found == FORMAT:
+            return decode(content, _Description, name).id
+    except (IntegrityError, msgspec.ValidationError) as error:
+        # All else that a store holds describes itself.
+        anew = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())})
+        raise StoreUnusable(
+            f"{name} is damaged",
+            hint=f"restore it from a backup; without one: echo '{anew}' > {quote(name)}; "
+            f"then: crckpt verify --all --store {quote(backend.location)}",
+        ) from error
+    raise StoreUnusable(
+        f"the store {backend.location} has format {found}; this crckpt knows format {FORMAT}",
+        hint=f"use a crckpt that knows store format {found}",
+    )
+
+
+class _Format(Struct):
+    format: int
+
+
+class _Description(Struct):
+    id: StoreId
+
 
 TIMEOUT_S: Final = limit("CRCKPT_LOCK_S", 10)
 
@@ -73,7 +128,20 @@ class Repository:
         Raises StoreUnusable if it is none, if other users can read or own it, or if its format is newer; with `create`
         also if it cannot be written.
         """
-        repository = cls(*open_directory(path.absolute(), create=create))
+        root = path.absolute()
+        try:
+            prepare_directory(root, new_description() if create else None)
+            backend = Backend(root)
+            repository = cls(backend, read_store_id(backend))
+        except IntegrityError as error:
+            hint = "a store must not contain symbolic links: restore it from a backup"
+            raise StoreUnusable(error.message, hint=hint) from error
+        except PermissionError as error:
+            raise make_read_error(root) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.EROFS):
+                raise
+            raise StoreUnusable(f"the store {root} cannot be used: {error.strerror}", hint=name_store()) from error
         if create:
             repository.require_writable()
         return repository
@@ -137,7 +205,7 @@ class Repository:
 
     def ids(self) -> tuple[CheckpointId, ...]:
         """Return the ids of all checkpoints, readable or not."""
-        return tuple(self._find_named())
+        return tuple(CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name))
 
     def unreadable(self, job: JobName | None = None) -> tuple[UnreadableCheckpoint, ...]:
         """Return checkpoints whose manifest is damaged or newer; with `job`, those that may be of that job."""
@@ -304,7 +372,7 @@ class Repository:
         """Return what `checkpoints` and `unreadable` do, but read the manifests once."""
         found: list[Checkpoint] = []
         unreadable: list[UnreadableCheckpoint] = []
-        for checkpoint_id in self._find_named():
+        for checkpoint_id in self.ids():
             try:
                 found.append(self.get(checkpoint_id))
             except NoSuchCheckpoint:
@@ -330,6 +398,3 @@ class Repository:
             # Older crckpts wrote no label.
             return job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
         return None
-
-    def _find_named(self) -> list[CheckpointId]:
-        return [CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name)]

@@ -26,7 +26,7 @@ from crckpt.store.layout import (
     manifest_name,
     pack_name,
 )
-from crckpt.store.store_json import new_description
+from crckpt.store.repository import new_description
 
 ONE, TWO = CheckpointId("1" * 64), CheckpointId("2" * 64)
 TAG = f"{TAGS}/job/good"

@@ -32,7 +32,7 @@ from crckpt.store.layout import (
     manifest_name,
     pack_name,
 )
-from crckpt.store.store_json import new_description, read_store_id
+from crckpt.store.repository import new_description, read_store_id
 
 FIRST = ImageSet({"pagemap-1.img": [area(5, *range(1, 400))]}, {"core-1.img": b"registers" * 99})
 SECOND = ImageSet({"pagemap-1.img": [area(5, *range(1, 380), *range(900, 950))]}, {"core-1.img": b"changed" * 99})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crckpt.store import Repository
 from crckpt.store.backend.local import Backend, StoreFile
-from crckpt.store.store_json import read_store_id
+from crckpt.store.repository import read_store_id
 
 
 class FailingFile(StoreFile):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -35,7 +34,8 @@ class Contents:
         self.checkpoint = checkpoint
         self._backend = backend
         self._packs: dict[int, Pack] = {}
-        self._frames: OrderedDict[tuple[int, int], bytearray] = OrderedDict()
+        # The frames that were used last are kept.
+        self._frame = lru_cache(_KEPT_FRAMES)(lambda pack, frame: self.pack(pack).read_frame(frame))
 
     @cached_property
     def index(self) -> Index:
@@ -92,35 +92,19 @@ class Contents:
         content = bytearray(size)
         at = 0
         for _, count, pack, page in extents.tolist():
-            if pack != ZERO:
-                for part in self._pages(pack, page, count):
-                    some = part[: max(0, size - at)]
-                    content[at : at + len(some)] = some
-                    at += len(part)
-            else:
-                at += count * PAGE_SIZE
+            end = at + count * PAGE_SIZE
+            if pack != ZERO and page + count > self.pack(pack).pages:
+                raise IntegrityError(f"{self.pack(pack).name} has no page {page + count - 1}")
+            while pack != ZERO and at < end:
+                frame, start = divmod(page, FRAME_PAGES)
+                taken = min((end - at) // PAGE_SIZE, FRAME_PAGES - start)
+                some = self._frame(pack, frame)[start * PAGE_SIZE : (start + taken) * PAGE_SIZE][: max(0, size - at)]
+                content[at : at + len(some)] = some
+                page, at = page + taken, at + taken * PAGE_SIZE
+            at = end
         if at < size:
             raise IntegrityError("its index lacks pages")
         return bytes(content)
-
-    def _pages(self, pack: int, page: int, count: int) -> Iterator[bytearray]:
-        if page + count > self.pack(pack).pages:
-            raise IntegrityError(f"{self.pack(pack).name} has no page {page + count - 1}")
-        while count:
-            frame, start = divmod(page, FRAME_PAGES)
-            taken = min(count, FRAME_PAGES - start)
-            yield self._frame(pack, frame)[start * PAGE_SIZE : (start + taken) * PAGE_SIZE]
-            page, count = page + taken, count - taken
-
-    def _frame(self, pack: int, frame: int) -> bytearray:
-        key = pack, frame
-        if key not in self._frames:
-            self._frames[key] = self.pack(pack).read_frame(frame)
-            if len(self._frames) > _KEPT_FRAMES:
-                self._frames.popitem(last=False)
-        # The frame that was used longest ago is dropped first.
-        self._frames.move_to_end(key)
-        return self._frames[key]
 
 
 _last: WeakKeyDictionary[Repository, Contents] = WeakKeyDictionary()

@@ -15,7 +15,7 @@ from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag, check_name
 from crckpt.store.backend.local import Backend
 from crckpt.store.refs import RefTargets, resolve
-from crckpt.store.store_json import read_store_id
+from crckpt.store.repository import read_store_id
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 IDS = tuple(CheckpointId(digits.ljust(64, "0")) for digits in ("abcd1", "abcd2", "beef", "1234"))

@@ -32,7 +32,7 @@ from crckpt.errors import StoreLocked
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.store import Checkpoint, Repository, collect_garbage, ingest, repair, verify
 from crckpt.store.layout import DESCRIPTION
-from crckpt.store.store_json import new_description, read_store_id
+from crckpt.store.repository import new_description, read_store_id
 from crckpt.store.write.copy_forward import LEAST_FOUND
 from crckpt.store.write.new_packs import pages_in_a_pack
 
