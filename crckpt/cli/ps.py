@@ -11,7 +11,7 @@ from crckpt.cli import options
 from crckpt.cli.format import align, cut, duration, local_time, short_id, size, terminal_width
 from crckpt.cli.output import emit
 from crckpt.ops.ps import KeeperUsage, Listing, end_trackers, list_processes
-from crckpt.tracking.keeper.protocol import RoundBase
+from crckpt.tracking.dump_basis import RoundBase
 
 _PROGRAM_WIDTH: Final = 40
 

@@ -45,7 +45,6 @@ from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve
 from crckpt.store.transaction import transaction
 
 FORMAT: Final = 1
-
 _MOST_DESCRIPTION: Final = 64 << 10
 
 
@@ -148,7 +147,8 @@ class Repository:
 
     def with_late_packs(self, checkpoint: Checkpoint, manifest: bytes, fetch: Fetch) -> Repository:
         """Return the same store with a checkpoint that it does not have yet: `fetch` reads what its packs lack."""
-        return Repository(LateBackend(self.root, checkpoint, manifest, fetch), self.id)
+        packs = (use.digest for use in checkpoint.packs)
+        return Repository(LateBackend(self.root, checkpoint.id, packs, manifest, fetch), self.id)
 
     @property
     def root(self) -> Path:

@@ -19,7 +19,7 @@ from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.host.proc import Identity
 from crckpt.tracking import methods
-from crckpt.tracking.keeper.protocol import Base, DumpBasis, WholeProcess
+from crckpt.tracking.dump_basis import Base, DumpBasis, WholeProcess
 from crckpt.tracking.methods import Attachment, Method
 
 # The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.

@@ -42,8 +42,8 @@ from crckpt.host.proc import read_process
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KILLED, find_session
-from crckpt.tracking.keeper.protocol import RoundBase
 from crckpt.tracking.methods import UffdWp
 
 PROGRAMS = TESTS / "programs"

@@ -14,7 +14,7 @@ from rounds import FEW, PAGE, PAGES, Target
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
 from crckpt.tracking.choose_tracker import choose_tracker
-from crckpt.tracking.keeper.protocol import DumpBasis, RoundBase
+from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.tracker import Tracker
 

@@ -23,7 +23,7 @@ from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking import methods
-from crckpt.tracking.keeper.protocol import RoundBase
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.preload import library
 from crckpt.tracking.tracker import Claims, Tracker

@@ -24,7 +24,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
 from crckpt.tracking.choose_tracker import choose_tracker
-from crckpt.tracking.keeper.protocol import DumpBasis, RoundBase
+from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.methods import UffdWp
 from crckpt.tracking.tracker import Tracker
 

@@ -11,7 +11,7 @@ from target_processes import NO_WRITE_PROTECTION, reset
 
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials
-from crckpt.tracking.keeper.protocol import DumpBasis, RoundBase
+from crckpt.tracking.dump_basis import DumpBasis, RoundBase
 from crckpt.tracking.methods import Method, SoftDirty, UffdWp
 from crckpt.tracking.tracker import Claims, Tracker
 

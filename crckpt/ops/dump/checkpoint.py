@@ -39,7 +39,7 @@ from crckpt.ops.failures import to_dump_error
 from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest, is_blank
 from crckpt.store.read.details import cache_details
-from crckpt.tracking.keeper.protocol import CheckpointBase
+from crckpt.tracking.dump_basis import CheckpointBase
 
 if TYPE_CHECKING:
     from crckpt.ops.restore.rehearse import RehearsalResult

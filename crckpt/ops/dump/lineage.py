@@ -33,7 +33,7 @@ from crckpt.tracking.keeper.client import (
     was_ended,
     was_killed,
 )
-from crckpt.tracking.keeper.protocol import Base, DumpBasis, Keeper, RoundBase
+from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.preload.library import identity
 
 _NOT_WANTED: Final = "--no-incremental was given"

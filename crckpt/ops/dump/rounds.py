@@ -28,8 +28,8 @@ from crckpt.ops.dump.request import PreCopy
 from crckpt.ops.dump.result import PreCopyResult, RoundResult
 from crckpt.store import STAGING, Preparation, Repository, handed_over, staged
 from crckpt.tracking.choose_tracker import count_untracked
+from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED
-from crckpt.tracking.keeper.protocol import RoundBase
 from crckpt.tracking.methods import UffdWp
 
 # Pages: starting CRIU once more costs more than copying them in the freeze.

@@ -208,7 +208,8 @@ class _Helper:
             is_late = bool(plan.manifest)
             checkpoint = unseal(plan.manifest, plan.checkpoint) if is_late else repository.get(plan.checkpoint)
             fetch = fetches_over(self._packs) if is_late else None
-            backend = LateBackend(repository.root, checkpoint, plan.manifest, fetch)
+            packs = (use.digest for use in checkpoint.packs)
+            backend = LateBackend(repository.root, checkpoint.id, packs, plan.manifest, fetch)
 
             def hold_packs() -> None:
                 if is_late and self._receive(Arrived) is None:

@@ -33,11 +33,10 @@ from crckpt.host.disk.files import (
     write_durably,
     write_new,
 )
-from crckpt.model import JobName, PackId
+from crckpt.model import CheckpointId, JobName, PackId
 from crckpt.store import layout
 from crckpt.store.backend import flock
 from crckpt.store.backend.directory import find_write_refusal
-from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.layout import checkpoint_directory, manifest_name, pack_name
 from crckpt.store.owner import read_owner
 
@@ -339,12 +338,14 @@ Fetch = Callable[[PackId, int, int], Fetched]
 class LateBackend(Backend):
     """A store on this host, and one of its checkpoints: with `fetch` it may not have all packs and the manifest yet."""
 
-    def __init__(self, root: Path, checkpoint: Checkpoint, manifest: bytes = b"", fetch: Fetch | None = None) -> None:
-        """`manifest` is that of the checkpoint, if the store may lack it."""
+    def __init__(
+        self, root: Path, checkpoint_id: CheckpointId, packs: Iterable[PackId], manifest: bytes, fetch: Fetch | None
+    ) -> None:
+        """`packs` are those of the checkpoint; `manifest` is its, if the store may lack it, or empty."""
         super().__init__(root)
-        self._manifest = {manifest_name(checkpoint.id): manifest} if manifest else {}
-        self._names = {*self._manifest, *([checkpoint_directory(checkpoint.id)] if manifest else [])}
-        self._digests = {pack_name(use.digest): use.digest for use in checkpoint.packs}
+        self._manifest = {manifest_name(checkpoint_id): manifest} if manifest else {}
+        self._names = {*self._manifest, *([checkpoint_directory(checkpoint_id)] if manifest else [])}
+        self._digests = {pack_name(digest): digest for digest in packs}
         self._fetch = fetch
         self._held: dict[str, StoreFile] = {}
 

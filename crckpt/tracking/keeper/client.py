@@ -13,7 +13,8 @@ from crckpt.helper.kinds import KEEPER, HelperRecord, find_records, record_path
 from crckpt.helper.start import start_helper
 from crckpt.host import proc
 from crckpt.host.steps import limit
-from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Base, DumpBasis, Keeper, KeeperRequest, base_name
+from crckpt.tracking.dump_basis import Base, DumpBasis
+from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Keeper, KeeperRequest, base_name
 
 _PATIENCE_S: Final = 60.0
 # `crckpt ps` asks all keepers in turn: one that is stopped must not keep it for long.

@@ -1,58 +1,15 @@
-"""The base that a dump counts from; the requests to a keeper and its answers.
-
-Another release of crckpt may send them: they keep their words and keys.
-"""
+"""The requests to a keeper and its answers. Another release of crckpt may send them: they keep their words and keys."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
-
-
-class CheckpointBase(Struct, frozen=True):
-    """A checkpoint that is durable in its store."""
-
-    id: CheckpointId
-
-
-class RoundBase(Struct, frozen=True):
-    """A round. Its images are in `directory`, which has the round's number as its name."""
-
-    directory: Path
-
-    @property
-    def number(self) -> int:
-        """The number of rounds since the last checkpoint, this one included."""
-        return int(self.directory.name)
-
-
-Base: TypeAlias = CheckpointBase | RoundBase
-
-
-class WholeProcess(Struct, frozen=True):
-    """A process all of whose pages count as written, and a clause that names it and says why."""
-
-    pid: int
-    why: str
-
-
-class DumpBasis(Struct, frozen=True):
-    """The way to make the dump or round that begins now.
-
-    Without `base` it is full, and `why` says so in one clause. If it `tracks`, CRIU resets the bits, so that the next
-    dump can count from this one. `whole` are processes that have no part in the base.
-    """
-
-    base: Base | None
-    why: str
-    tracks: bool
-    whole: tuple[WholeProcess, ...]
-
+from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
 
 ENDED_MARK: Final = ".ended"
 """How the record ends of a keeper that was ended on request."""

@@ -24,15 +24,8 @@ from crckpt.helper.serve import Server, wake_on_signals
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.tracking.choose_tracker import choose_tracker
-from crckpt.tracking.keeper.protocol import (
-    Answer,
-    BeginAnswer,
-    Keeper,
-    KeeperRequest,
-    RoundBase,
-    base_name,
-    read_committed_base,
-)
+from crckpt.tracking.dump_basis import RoundBase
+from crckpt.tracking.keeper.protocol import Answer, BeginAnswer, Keeper, KeeperRequest, base_name, read_committed_base
 from crckpt.tracking.preload import library
 from crckpt.tracking.tracker import Tracker
 

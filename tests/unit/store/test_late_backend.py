@@ -20,7 +20,7 @@ def fetch(digest: str, offset: int, size: int) -> Fetched:
 def test_open_packs_outlive_their_checkpoint(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2, 3))
-    late = LateBackend(repository.root, checkpoint, b"", fetch)
+    late = LateBackend(repository.root, checkpoint.id, (use.digest for use in checkpoint.packs), b"", fetch)
     before = read(late, checkpoint)
     late.hold()
     repository.remove([checkpoint.id])

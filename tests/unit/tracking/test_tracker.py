@@ -11,7 +11,7 @@ from program_trackers import PAGE, at, dump_round, needs_write_protection, track
 from target_processes import StatementRunner, is_registered, list_descriptors, reset, running
 
 from crckpt.errors import HostCannot
-from crckpt.tracking.keeper.protocol import DumpBasis
+from crckpt.tracking.dump_basis import DumpBasis
 from crckpt.tracking.methods import Method, SoftDirty, UffdWp
 from crckpt.tracking.tracker import Tracker
 

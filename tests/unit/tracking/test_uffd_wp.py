@@ -15,7 +15,7 @@ from crckpt.helper.calls.remote_calls import OrderResult, take_userfaultfds
 from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
-from crckpt.tracking.keeper.protocol import DumpBasis
+from crckpt.tracking.dump_basis import DumpBasis
 from crckpt.tracking.methods import UffdWp
 
 ALONE = 0x4000

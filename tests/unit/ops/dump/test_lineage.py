@@ -20,9 +20,10 @@ from crckpt.model import CheckpointId
 from crckpt.ops.dump.lineage import Lineage, open_lineage
 from crckpt.ops.dump.result import LineageSummary
 from crckpt.store import Checkpoint, Repository
+from crckpt.tracking.dump_basis import CheckpointBase
 from crckpt.tracking.keeper import client
 from crckpt.tracking.keeper.client import KILLED, find_session
-from crckpt.tracking.keeper.protocol import Answer, CheckpointBase, Keeper, KeeperRequest
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest
 from crckpt.tracking.preload.library import identity
 
 CRIU = Path("/bin/true").resolve()

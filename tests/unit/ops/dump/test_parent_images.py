@@ -12,7 +12,7 @@ from crckpt.images.pagemap import PRESENT, Entry, read_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.lineage import find_parent_images, write_page_maps
 from crckpt.store import ingest
-from crckpt.tracking.keeper.protocol import RoundBase
+from crckpt.tracking.dump_basis import RoundBase
 
 MAP = "pagemap-100.img"
 FILES = {"inventory.img": b"what CRIU looks for a process in", "stats-dump": b"that it does not"}

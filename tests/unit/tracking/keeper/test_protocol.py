@@ -9,19 +9,8 @@ import pytest
 
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
-from crckpt.tracking.keeper.protocol import (
-    Answer,
-    Base,
-    BeginAnswer,
-    CheckpointBase,
-    DumpBasis,
-    Keeper,
-    KeeperRequest,
-    RoundBase,
-    WholeProcess,
-    base_name,
-    read_committed_base,
-)
+from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
+from crckpt.tracking.keeper.protocol import Answer, BeginAnswer, Keeper, KeeperRequest, base_name, read_committed_base
 
 CHECKPOINT = CheckpointBase(CheckpointId("ab" * 32))
 ROUND = RoundBase(Path("/store/tmp/rounds/2"))
