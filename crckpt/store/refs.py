@@ -107,9 +107,9 @@ def _suggest_tags(name: str, job: JobName, tags: Sequence[str]) -> str:
     return f"it has no tags; its checkpoints: crckpt list {job}"
 
 
-def _no_such(what: str, name: str, targets: RefTargets) -> NoSuchCheckpoint:
+def _no_such(kind: str, name: str, targets: RefTargets) -> NoSuchCheckpoint:
     """The error for a job without a checkpoint, or another ref that names none; its hint names what is there."""
-    return NoSuchCheckpoint(f"there is no {what} {name!r}", hint=_suggest(name, targets))
+    return NoSuchCheckpoint(f"there is no {kind} {name!r}", hint=_suggest(name, targets))
 
 
 def _suggest(ref: str, targets: RefTargets) -> str:
