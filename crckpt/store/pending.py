@@ -93,16 +93,13 @@ def _forget(backend: Backend, name: str) -> None:
 def _judge(backend: Backend, record: _Record) -> PendingCheckpoint:
     lost, owner, host = record.lost, record.owner, ""
     if lost is None and not owner.is_alive:
-        # A shared file system may have no locks.
-        if owner.is_elsewhere and (owner.host != platform.node() or _is_used(backend)):
+        # Who stores a checkpoint holds the store's lock, on any host; a shared file system may have no locks.
+        may_run = owner.is_elsewhere
+        if may_run and owner.host == platform.node():
+            with suppress(CrckptError, OSError), backend.locked(alone=True, timeout=0):
+                may_run = False
+        if may_run:
             host = owner.host
         else:
             lost = f"crckpt (PID {owner.pid}) ended before the checkpoint was stored"
     return PendingCheckpoint(record.job, record.created, record.run_id, owner.pid, lost, host)
-
-
-def _is_used(backend: Backend) -> bool:
-    """Return whether anybody may use the store, on any host: who stores a checkpoint holds its lock."""
-    with suppress(CrckptError, OSError), backend.locked(alone=True, timeout=0):
-        return False
-    return True

@@ -76,16 +76,17 @@ def choose_pages(
     chosen = np.zeros(len(used), np.bool_)
     sizes = np.diff(starts)
     live = _sums(used, starts[:-1])
-    for pack in np.flatnonzero((live > 0) & (live < LEAST_FOUND * sizes)).tolist():
-        if pack >= inherited:
-            chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
-    # A checkpoint with nothing new has no budget for copies.
-    if not new or not live.any():
-        return chosen
+    inherits = np.arange(len(sizes)) < inherited
+    whole = np.flatnonzero((live > 0) & (live < LEAST_FOUND * sizes) & ~inherits).tolist()
     order = np.argsort(live, kind="stable")
     packs = order[live[order] > 0].tolist()
-    for pack in packs[: len(packs) // 2] if len(packs) > MOST_PACKS else []:
+    # A checkpoint with nothing new has no budget for copies.
+    if new and len(packs) > MOST_PACKS:
+        whole += packs[: len(packs) // 2]
+    for pack in whole:
         chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
+    if not new or not packs:
+        return chosen
     in_use = live.sum()
     needed = USED_BELOW * sizes[live > 0].sum()
     if in_use >= needed:

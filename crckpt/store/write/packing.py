@@ -229,24 +229,20 @@ class Packing:
         parts = []
         for start in range(0, total, _AT_ONCE):
             some = slice_extents(extents, ends, start, min(start + _AT_ONCE, total))
-            parts.append(self._copy_batch(name, start, some, chosen, contents))
+            pack, page = page_locations(some)
+            old = np.flatnonzero(pack < len(self._known.packs))
+            numbers = self._known.starts[pack[old]] + page[old].astype(np.int64)
+            which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
+            for at, pages in contents(start + which, numbers) if len(which) else ():
+                prints = compute_fingerprints(pages, np.arange(len(pages)), self._key)
+                # The file was read before; what is copied must be what its extents name.
+                if (prints != self._known.fingerprints(numbers[at])).any():
+                    raise IntegrityError(f"{name} changed while it was read")
+                pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
+            if len(which):
+                some = make_extents(expand_ranges(some["first"], some["count"]), pack, page)
+            parts.append(some)
         return concatenate_extents(parts)
-
-    def _copy_batch(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
-        """Store again the chosen pages among some, which begin with the `start`-th."""
-        pack, page = page_locations(extents)
-        old = np.flatnonzero(pack < len(self._known.packs))
-        numbers = self._known.starts[pack[old]] + page[old].astype(np.int64)
-        which, numbers = old[chosen[numbers]], numbers[chosen[numbers]]
-        if not len(which):
-            return extents
-        for at, pages in contents(start + which, numbers):
-            prints = compute_fingerprints(pages, np.arange(len(pages)), self._key)
-            # The file was read before; what is copied must be what its extents name.
-            if (prints != self._known.fingerprints(numbers[at])).any():
-                raise IntegrityError(f"{name} changed while it was read")
-            pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
-        return make_extents(expand_ranges(extents["first"], extents["count"]), pack, page)
 
     def _store_batch(self, batch: Batch) -> Extents:
         total, filled, prints = len(batch.pages), batch.examined.filled, batch.examined.prints
