@@ -97,10 +97,6 @@ def read_memfd_inodes(data: bytes, name: str = "memfd.img") -> tuple[MemFdInode,
     return read_all(MemFdInode, data, name, magics.MEMFD_INODE)
 
 
-def _read_watched(message: Message) -> tuple[int, ...]:
-    return tuple(target.required(2) for target in message.messages(4))
-
-
 class EventPoll(Struct, frozen=True):
     """An epoll descriptor. `watched`: the numbers of the descriptors it waits for, in the process that added them."""
 
@@ -108,7 +104,9 @@ class EventPoll(Struct, frozen=True):
 
     id: Annotated[int, 1]
     flags: Annotated[int, 2]
-    watched: Annotated[tuple[int, ...], Field(convert=_read_watched)]
+    watched: Annotated[
+        tuple[int, ...], Field(convert=lambda poll: tuple(target.required(2) for target in poll.messages(4)))
+    ]
 
     @property
     def title(self) -> str:

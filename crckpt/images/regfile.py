@@ -30,10 +30,6 @@ def _read_remap_kind(message: Message) -> str:
     return _REMAP_KINDS.get(message.uint(_REMAP_TYPE), "unknown")
 
 
-def _read_remap_target(message: Message) -> int:
-    return message.required(2) & ~(0 if _REMAP_TYPE in message else _OLD_GHOST_BIT)
-
-
 class Remap(Struct, frozen=True):
     """The place where CRIU finds a file whose path is gone (images/remap-file-path.proto). The `kind` is one of:
 
@@ -43,7 +39,9 @@ class Remap(Struct, frozen=True):
     """
 
     kind: Annotated[str, Field(convert=_read_remap_kind)]
-    target: Annotated[int, Field(convert=_read_remap_target)]
+    target: Annotated[
+        int, Field(convert=lambda remap: remap.required(2) & ~(0 if _REMAP_TYPE in remap else _OLD_GHOST_BIT))
+    ]
     path: str = ""
     size: int | None = None
 

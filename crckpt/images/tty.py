@@ -17,7 +17,9 @@ from crckpt.images.framing import edit_image
 from crckpt.images.wire import BYTES, VARINT, Message, encode, fields
 
 # TtyType (images/tty.proto). CTTY is /dev/tty: the current terminal of a process.
-_TERMINAL_KINDS: Final = ("unknown", "pty", "console", "virtual console", "current", "external", "serial")
+_TERMINAL_KINDS: Final = dict(
+    enumerate(("unknown", "pty", "console", "virtual console", "current", "external", "serial"))
+)
 # Of tty_info_entry.
 _SESSION, _GROUP = 6, 7
 
@@ -38,10 +40,6 @@ class Terminal(Struct, frozen=True):
         return self.path or f"terminal {self.info_id}"
 
 
-def _kind_of(number: int) -> str:
-    return _TERMINAL_KINDS[number] if number < len(_TERMINAL_KINDS) else "unknown"
-
-
 class TerminalInfo(Struct, frozen=True):
     """The state of a terminal.
 
@@ -53,7 +51,7 @@ class TerminalInfo(Struct, frozen=True):
     """
 
     id: Annotated[int, 1]
-    kind: Annotated[str, Field(2, convert=_kind_of)]
+    kind: Annotated[str, Field(2, convert=lambda number: _TERMINAL_KINDS.get(number, "unknown"))]
     session: Annotated[int, Field(_SESSION, default=0)]
     index: Annotated[int | None, Field(12, 1)]
     # CRIU could not read its settings (criu/tty.c, tty_is_hung).

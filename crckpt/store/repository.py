@@ -20,7 +20,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
 from crckpt.host.process.typed_command import name_store
 from crckpt.host.steps import limit
-from crckpt.model import CheckpointId, JobName, PackId, RunId, StoreId
+from crckpt.model import CheckpointId, JobName, PackId, StoreId
 from crckpt.store.backend.directory import make_read_error, make_write_error, prepare_directory
 from crckpt.store.backend.local import Backend, Fetch, LateBackend
 from crckpt.store.documents import decode
@@ -40,7 +40,7 @@ from crckpt.store.layout import (
     pack_name,
     restored_name,
 )
-from crckpt.store.pending import PendingCheckpoint, announced, read_pending
+from crckpt.store.pending import PendingCheckpoint, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve
 from crckpt.store.transaction import transaction
 
@@ -305,12 +305,6 @@ class Repository:
                 with suppress(FileNotFoundError):
                     self.backend.remove(restored_name(checkpoint_id), "restored")
             self.backend.remove_at_once(map(checkpoint_directory, doomed), "doomed")
-
-    def announced(
-        self, job: JobName, created: datetime, run_id: RunId | None, *, alone: bool
-    ) -> AbstractContextManager[None]:
-        """List a checkpoint in `pending` while the block stores it; see `pending.announced`."""
-        return announced(self.backend, job, created, run_id, alone=alone)
 
     def restoring(
         self, job: JobName, timeout: float = TIMEOUT_S, *, alone: bool = True

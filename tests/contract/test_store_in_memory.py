@@ -32,6 +32,7 @@ from crckpt.store.layout import (
     manifest_name,
     pack_name,
 )
+from crckpt.store.pending import announced
 from crckpt.store.repository import new_description, read_store_id
 
 FIRST = ImageSet({"pagemap-1.img": [area(5, *range(1, 400))]}, {"core-1.img": b"registers" * 99})
@@ -97,7 +98,7 @@ def test_tags_and_pending_checkpoints_are_kept(tmp_path: Path) -> None:
     assert repository.resolve("job:good") == repository.resolve("job") == first.id
     repository.untag(JobName("job"), "good")
     assert repository.tags() == ()
-    with repository.announced(first.job, first.created, None, alone=True):
+    with announced(repository.backend, first.job, first.created, None, alone=True):
         assert [pending.lost for pending in repository.pending()] == [None]
     assert repository.pending() == ()
     assert _stored(backend) == _names((first,))

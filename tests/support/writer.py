@@ -26,6 +26,7 @@ from crckpt.store import Repository, collect_garbage, ingest, materialise, repai
 from crckpt.store.damage import note_known_damage
 from crckpt.store.layout import restored_name
 from crckpt.store.moves import begin_move, remove_move, store_move
+from crckpt.store.pending import announced
 from crckpt.store.read.details import cache_details
 from crckpt.store.transaction import record_builder
 
@@ -112,7 +113,7 @@ def _tag(repository: Repository, ref: str, name: str) -> None:
 
 
 def _announce(repository: Repository, job: str) -> None:
-    with repository.announced(JobName(job), LATER, None, alone=True):
+    with announced(repository.backend, JobName(job), LATER, None, alone=True):
         pass
 
 

@@ -38,6 +38,7 @@ from crckpt.ops.dump.rounds import pre_copy
 from crckpt.ops.failures import to_dump_error
 from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest, is_blank
+from crckpt.store.pending import announced
 from crckpt.store.read.details import cache_details
 from crckpt.tracking.dump_basis import CheckpointBase
 
@@ -215,7 +216,7 @@ def _dump_and_resume(
         rounds = replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
     result = replace(_make_result(dump, outcome.argv, workspace, unasked), frozen_ms=frozen_ms, pre_copy=rounds)
     alone = target.request.asynchronous
-    with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
+    with interrupts_allowed(), announced(workspace.repository.backend, new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
             # Storing takes longer than the freeze, and would use all cores.

@@ -15,6 +15,7 @@ from image_sets import manifest_path
 
 from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.pending import announced
 
 
 def test_each_checkpoint_is_one_line(
@@ -77,7 +78,7 @@ def test_pending_and_unreadable_checkpoints_are_listed(
     path = manifest_path(repository, checkpoints[0].id)
     path.chmod(0o600)
     path.write_bytes(b"damaged")
-    with repository.announced(JobName("other"), datetime.now(UTC), None, alone=False):
+    with announced(repository.backend, JobName("other"), datetime.now(UTC), None, alone=False):
         text = command_line.run("list")
         assert [entry["state"] for entry in command_line.result("list")["pending"]] == ["committing"]
     first, *_, last = text.splitlines()

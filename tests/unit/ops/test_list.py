@@ -13,6 +13,7 @@ from crckpt.model import JobName, RunId
 from crckpt.ops.context import Context
 from crckpt.ops.list import list_checkpoints
 from crckpt.store import Checkpoint, PendingCheckpoint, Repository, UnreadableCheckpoint
+from crckpt.store.pending import announced
 
 NOW = datetime.now(UTC)
 
@@ -32,7 +33,7 @@ def test_each_checkpoint_has_its_tags(
 def test_unknown_job_is_refused(context: Context, repository: Repository) -> None:
     with pytest.raises(NoSuchCheckpoint, match="job"):
         list_checkpoints(context, "job")
-    with repository.announced(JobName("job"), NOW, None, alone=False):
+    with announced(repository.backend, JobName("job"), NOW, None, alone=False):
         listing = list_checkpoints(context, "job")
     assert ([pending.job for pending in listing.pending], listing.entries) == (["job"], ())
 
@@ -43,7 +44,7 @@ def test_committed_checkpoint_is_not_listed_lost(
     """crckpt was killed just after it had stored the checkpoint."""
     stored = checkpoints[0].run_id
     for run in (stored, RunId("another")):
-        with pytest.raises(StoreUnusable), repository.announced(JobName("job"), NOW, run, alone=True):
+        with pytest.raises(StoreUnusable), announced(repository.backend, JobName("job"), NOW, run, alone=True):
             raise StoreUnusable("killed")
     lost = [pending.run_id for pending in list_checkpoints(context, None).pending]
     assert lost == (["another"] if stored else [stored, "another"])
@@ -72,7 +73,7 @@ def test_checkpoint_committed_meanwhile_is_listed_once(
             return StoredMeanwhile.open(self.store, create=create)
 
     repository.remove([checkpoints[1].id])
-    others.enter_context(repository.announced(made.job, made.created, made.run_id, alone=False))
+    others.enter_context(announced(repository.backend, made.job, made.created, made.run_id, alone=False))
     hidden = path.rename(repository.root / "hidden")
     others.callback(hidden.rename, path)
     listing = list_checkpoints(OfContext(context.store), None)

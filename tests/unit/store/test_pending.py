@@ -14,6 +14,7 @@ from image_sets import open_store
 from crckpt.errors import StoreUnusable
 from crckpt.model import JobName, RunId
 from crckpt.store import Repository
+from crckpt.store.pending import announced
 
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JOB = JobName("job")
@@ -30,7 +31,7 @@ def record(repository: Repository) -> Path:
 
 
 def test_checkpoint_is_pending_while_it_is_stored(repository: Repository) -> None:
-    with repository.announced(JOB, CREATED, RunId("run-1"), alone=True):
+    with announced(repository.backend, JOB, CREATED, RunId("run-1"), alone=True):
         (pending,) = repository.pending()
         assert (pending.job, pending.created, pending.run_id) == (JOB, CREATED, "run-1")
         assert (pending.pid, pending.lost) == (os.getpid(), None)
@@ -39,7 +40,7 @@ def test_checkpoint_is_pending_while_it_is_stored(repository: Repository) -> Non
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_failure_is_recorded_only_in_the_background(repository: Repository, alone: bool) -> None:
-    with pytest.raises(StoreUnusable), repository.announced(JOB, CREATED, None, alone=alone):
+    with pytest.raises(StoreUnusable), announced(repository.backend, JOB, CREATED, None, alone=alone):
         raise StoreUnusable("the disk is full")
     assert [pending.lost for pending in repository.pending()] == ["the disk is full"] * alone
 
@@ -47,7 +48,7 @@ def test_failure_is_recorded_only_in_the_background(repository: Repository, alon
 def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    with repository.announced(JOB, CREATED, None, alone=True):
+    with announced(repository.backend, JOB, CREATED, None, alone=True):
         path = record(repository)
         document = json.loads(path.read_bytes())
         document["owner"]["pid"] = ended.pid
@@ -58,7 +59,7 @@ def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
 
 def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
     """It is unknown here whether that process runs, but a process that stores a checkpoint holds the store's lock."""
-    with repository.announced(JOB, CREATED, None, alone=True):
+    with announced(repository.backend, JOB, CREATED, None, alone=True):
         path = record(repository)
         document = json.loads(path.read_bytes())
         owner = document["owner"]
@@ -77,6 +78,6 @@ def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
 
 @pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"job": "../x", "created": "2026-01-02T03:04:05Z"}'])
 def test_damaged_record_is_ignored(repository: Repository, content: str) -> None:
-    with repository.announced(JOB, CREATED, None, alone=False):
+    with announced(repository.backend, JOB, CREATED, None, alone=False):
         record(repository).write_text(content)
         assert repository.pending() == ()
