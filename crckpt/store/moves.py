@@ -151,10 +151,9 @@ def advance(move: Move, state: State, **changes: object) -> Move:
     """
     if state not in move.rule.next:
         raise ValueError(f"{state} must not follow {move.state} at the {move.side}")
-    owner = identify_owner(time.time())
     if "why" in changes:
         changes["why"] = _clean(str(changes["why"]), _LONGEST_WHY)
-    return replace(move, state=state, owner=owner, changed=datetime.now(UTC), **changes)
+    return replace(take_over(move), state=state, **changes)
 
 
 def take_over(move: Move) -> Move:

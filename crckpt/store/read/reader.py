@@ -82,7 +82,7 @@ class Reader:
         self._pool = pool
         self._unpacked = unpacked
         self._one_at_a_time = threading.Lock()
-        self._begun: tuple[str, _Plan] | None = None
+        self._begun: dict[str, _Plan] = {}
         self._left: dict[str, StoredFile] = {}
         self._bounds: dict[str, Numbers] = {}
 
@@ -126,7 +126,7 @@ class Reader:
             if largest.bytes > _SMALL:
                 plan = self._plan(largest)
                 plan.begin()
-                self._begun = largest.name, plan
+                self._begun[largest.name] = plan
 
     def image(self, name: str) -> Iterator[memoryview] | None:
         """Yield the content of an image file in parts, for a pipe; return None if there is no such file.
@@ -153,13 +153,10 @@ class Reader:
 
     def _plan(self, file: StoredFile) -> _Plan:
         with self._one_at_a_time:
-            if self._begun is not None and self._begun[0] == file.name:
-                plan = self._begun[1]
-                self._begun = None
-            else:
-                share = _MOST_FRAMES * file.bytes // self.total
-                plan = _Plan(self._contents, file, max(share, _FEWEST_FRAMES), self._pool)
-        return plan
+            if (begun := self._begun.pop(file.name, None)) is not None:
+                return begun
+            share = _MOST_FRAMES * file.bytes // self.total
+            return _Plan(self._contents, file, max(share, _FEWEST_FRAMES), self._pool)
 
     def _cut(self, file: StoredFile) -> Iterator[memoryview]:
         """Yield a page map without the pages that are set apart."""

@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -129,16 +128,16 @@ def pages_in_a_pack(size: int) -> int:
 
 
 class NewPacks:
-    """Packs that are being written. Pages are numbered from 0; every `limit` of them are a pack."""
+    """Packs that are being written. Pages are numbered from 0; every `limit` of them are a pack. `close` it at last."""
 
-    def __init__(self, directory: Path, frames: Frames, limit: int, key: bytes, syncer: Executor) -> None:
-        """`limit` is a multiple of a frame's pages; files are made in `directory`."""
+    def __init__(self, directory: Path, pool: Executor, level: int | None, limit: int, key: bytes) -> None:
+        """`level` as for `Frames`; `limit` is a multiple of a frame's pages; files are made in `directory`."""
         self.limit = limit
         self.pages = 0
         self._directory = directory
-        self._frames = frames
+        self._frames = Frames(pool, level)
         self._key = key
-        self._syncer = syncer
+        self._syncer = Workers(1)
         self._writers: list[PackWriter] = []
         self._prints: list[Numbers] = []
         self._finished: list[Future[FinishedPack]] = []
@@ -168,6 +167,8 @@ class NewPacks:
 
     def close(self) -> None:
         """Close the files."""
+        # First the thread ends.
+        self._syncer.shutdown(cancel_futures=True)
         for writer in self._writers:
             writer.close()
 
@@ -191,16 +192,3 @@ class NewPacks:
 
         # In a thread of its own: the disk works while the next pack is compressed.
         self._finished.append(self._syncer.submit(make_durable))
-
-
-@contextmanager
-def new_packs(directory: Path, frames: Frames, limit: int, key: bytes) -> Iterator[NewPacks]:
-    """Write packs in `directory` while the block runs, with `limit` pages in each but the last."""
-    syncer = Workers(1)
-    packs = NewPacks(directory, frames, limit, key, syncer)
-    try:
-        yield packs
-    finally:
-        # Before the files are closed: then the thread has ended.
-        syncer.shutdown(cancel_futures=True)
-        packs.close()

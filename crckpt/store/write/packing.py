@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, TypeAlias
@@ -48,7 +49,7 @@ from crckpt.store.write.copy_forward import choose_pages
 from crckpt.store.write.examine_pages import Batch, Examined, examine_written_image, read_ahead
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
-from crckpt.store.write.new_packs import Frames, NewPacks, new_packs, pages_in_a_pack
+from crckpt.store.write.new_packs import NewPacks, pages_in_a_pack
 from crckpt.store.write.page_samples import PageSamples
 
 # New packs are numbered from here on until all known packs are known: those come first.
@@ -113,7 +114,7 @@ def pack_images(
         return np.array([uses.get(pack.digest, 0) for pack in known.packs], np.int64)
 
     left = [known.find_inherited(source.key, source.left) for source in found]
-    with workers() as pool, new_packs(directory, Frames(pool, level), pages_in_a_pack(raw), key) as packs:
+    with workers() as pool, closing(NewPacks(directory, pool, level, pages_in_a_pack(raw), key)) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if dedup else 0)
         packing = Packing(known, new_pages, packs, key, examined, searches=searches)
         # The last page of each object is padded, and counts as a whole.
@@ -348,7 +349,7 @@ class StorageTrial:
         with (
             TemporaryDirectory(dir=self._directory) as directory,
             workers() as pool,
-            new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
+            closing(NewPacks(Path(directory), pool, self._level, pages_in_a_pack(source.size), self._key)) as packs,
         ):
             packing = Packing(self._known, new_pages, packs, self._key, examined)
             packing.store((source,), pool)

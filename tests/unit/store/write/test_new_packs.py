@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from crckpt.store.fingerprints import compute_fingerprints
 from crckpt.store.format.extents import Bytes
 from crckpt.store.format.pack import FRAME_PAGES, MOST_FRAMES, open_pack
 from crckpt.store.workers import workers
-from crckpt.store.write.new_packs import Frames, NewPacks, new_packs, pages_in_a_pack
+from crckpt.store.write.new_packs import NewPacks, pages_in_a_pack
 
 KEY = bytes(32)
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def add(packs: NewPacks, pages: Bytes) -> None:
 def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> None:
     pages = some_pages(2 * LIMIT + 5)
     before = descriptors()
-    with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
+    with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         for part in (pages[:3], pages[3:100], pages[100:100], pages[100:]):
             add(packs, part)
         assert packs.pages == len(pages)
@@ -60,13 +60,13 @@ def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> 
 
 
 def test_no_pages_make_no_pack(tmp_path: Path, pool: Executor) -> None:
-    with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
+    with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         assert packs.finish() == ()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_pages_that_fill_a_pack_start_no_other(tmp_path: Path, pool: Executor) -> None:
-    with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
+    with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         add(packs, some_pages(LIMIT))
         (finished,) = packs.finish()
     assert finished.pages == LIMIT
@@ -75,7 +75,7 @@ def test_pages_that_fill_a_pack_start_no_other(tmp_path: Path, pool: Executor) -
 def test_pack_that_cannot_be_created_is_an_error(tmp_path: Path, pool: Executor) -> None:
     (tmp_path / "pack-0").write_text("something else")
     before = descriptors()
-    with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
+    with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         add(packs, some_pages(5))
         with pytest.raises(FileExistsError):
             packs.finish()
@@ -84,7 +84,7 @@ def test_pack_that_cannot_be_created_is_an_error(tmp_path: Path, pool: Executor)
 
 def test_failure_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
     before = descriptors()
-    with suppress(KeyError), new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
+    with suppress(KeyError), closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         # Enough that frames are compressed and written.
         add(packs, some_pages(LIMIT // 2 + 64 * FRAME_PAGES))
         assert list(tmp_path.iterdir()) != []
