@@ -21,13 +21,6 @@ _UNKNOWN: Final = (0, 0)
 _COPIES_HUGE: Final = (3, 18)
 
 
-class Choice(Struct, frozen=True):
-    """The tracker of a tree, or none, and why it, or why none."""
-
-    tracker: Tracker | None
-    why: str
-
-
 class Trials(Struct, frozen=True):
     """The trials that decide the order of the methods: trials of the kernel, and why a CRIU cannot use a method."""
 
@@ -42,15 +35,18 @@ _OF_THIS_HOST: Final = Trials()
 
 def choose_tracker(
     root: proc.Process, criu: Path, claims: Path | None = None, trials: Trials = _OF_THIS_HOST
-) -> Choice:
-    """Try the methods of this host on a tree. The tracker is attached; `claims` is the file, if not the host's."""
+) -> tuple[Tracker | None, str]:
+    """Try the methods of this host on a tree. Return the tracker, attached, or none; and why it, or why none.
+
+    `claims` is the file, if not the host's.
+    """
     refusal = ""
     for method, why, is_last in _methods(criu, trials):
         # A method before the last one is taken only for trees that it tracks completely.
         tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
         if tracker is not None:
-            return Choice(tracker, why)
-    return Choice(None, refusal)
+            return tracker, why
+    return None, refusal
 
 
 def find_method(criu: Path) -> tuple[str, str]:

@@ -22,10 +22,10 @@ from crckpt.tracking.tracker import Tracker
 def chosen(target: Target, tmp_path: Path) -> Tracker:
     root = proc.read_process(target.pid)
     assert root is not None
-    choice = choose_tracker(root, find_criu(), tmp_path / "tracked")
-    if choice.tracker is None:
-        pytest.skip(choice.why)
-    return choice.tracker
+    tracker, why = choose_tracker(root, find_criu(), tmp_path / "tracked")
+    if tracker is None:
+        pytest.skip(why)
+    return tracker
 
 
 def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: int = 0) -> None:

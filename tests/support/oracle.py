@@ -128,11 +128,11 @@ def choose(pid: int, criu: Path, claims: Path) -> Tracker:
     """The tracker that works here; skips if none does."""
     root = proc.read_process(pid)
     assert root is not None
-    choice = choose_tracker(root, criu, claims)
-    if choice.tracker is None:
-        pytest.skip(choice.why)
-    assert choice.tracker.name == os.environ.get("CRCKPT_EXPECTED_TRACKER", choice.tracker.name), choice.why
-    return choice.tracker
+    tracker, why = choose_tracker(root, criu, claims)
+    if tracker is None:
+        pytest.skip(why)
+    assert tracker.name == os.environ.get("CRCKPT_EXPECTED_TRACKER", tracker.name), why
+    return tracker
 
 
 def is_passing(log: str, root: int) -> bool:

@@ -122,24 +122,24 @@ def main(number: str, pid: int, criu: Path) -> None:
         return
     # Meanwhile: the command that started us may be all of its unit, and end soon.
     leaving = leave_unit("crckpt-tracker", f"crckpt's tracker of {root.comm} (PID {pid})")
-    choice = choose_tracker(root, criu)
+    tracker, why = choose_tracker(root, criu)
     leaving.join()
-    if choice.tracker is None:
-        first.send(Answer(untracked=choice.why))
+    if tracker is None:
+        first.send(Answer(untracked=why))
         return
-    environment = dict(choice.tracker.environment(criu))
+    environment = dict(tracker.environment(criu))
     keeper = Keeper(
         os.getpid(),
         pid,
         root.comm,
-        choice.tracker.name,
-        choice.why,
+        tracker.name,
+        why,
         str(criu),
         environment,
         identity=library.identity(criu),
     )
     path = record_path(KEEPER, root.identity)
-    service = _Service(choice.tracker, keeper)
+    service = _Service(tracker, keeper)
     try:
         try:
             service.server.listen(path)
@@ -156,7 +156,7 @@ def main(number: str, pid: int, criu: Path) -> None:
             if not service.is_terminated:
                 path.unlink(missing_ok=True)
     finally:
-        choice.tracker.close()
+        tracker.close()
 
 
 if __name__ == "__main__":

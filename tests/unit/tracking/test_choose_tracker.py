@@ -36,7 +36,7 @@ def chosen(target: StatementRunner, claims: Path, trials: Trials) -> str:
     """The name of the tracker that is taken, which is said with a reason."""
     root = proc.read_process(target.pid)
     assert root is not None
-    choice = choose_tracker(root, Path("criu"), claims, trials)
-    assert choice.tracker is not None
-    choice.tracker.close()
-    return choice.tracker.name
+    tracker, _ = choose_tracker(root, Path("criu"), claims, trials)
+    assert tracker is not None
+    tracker.close()
+    return tracker.name
