@@ -62,10 +62,15 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Positions) ->
     frame = expand_ranges(first, last - first + 1).view(np.int64)
     of = np.repeat(np.arange(len(rows)), last - first + 1)
     start = np.maximum(page[of], frame * FRAME_PAGES)
-    frames, which = _find_needed(starts, starts[pack][of] + frame)
+    # A byte for each frame of these packs; there may be far more pieces, which would have to be sorted.
+    numbers = starts[pack][of] + frame
+    are_needed = np.zeros(int(starts[-1]), np.bool_)
+    are_needed[numbers] = True
+    needed = np.flatnonzero(are_needed)
+    in_pack = np.searchsorted(starts, needed, side="right") - 1
     return Pieces(
-        frames=frames,
-        which=which,
+        frames=in_pack << _PACK_SHIFT | needed - starts[in_pack],
+        which=(np.cumsum(are_needed) - 1)[numbers],
         start=start - frame * FRAME_PAGES,
         count=np.minimum((page + count)[of], (frame + 1) * FRAME_PAGES) - start,
         to=to[rows][of] + start - page[of],
@@ -108,16 +113,6 @@ def _starts(contents: Contents, name: str, pack: Positions, page: Positions, end
     if len(beyond):
         raise IntegrityError(f"{name} refers to pages that {contents.pack(int(pack[beyond[0]])).name} does not have")
     return np.cumsum([0, *(-(-pages // FRAME_PAGES))], dtype=np.int64)
-
-
-def _find_needed(starts: Positions, numbers: Positions) -> tuple[Positions, Positions]:
-    """Return the different frames of these numbers in the row, as `Pieces` has them, and which of them each is."""
-    # A byte for each frame of these packs; there may be far more pieces, which would have to be sorted.
-    are_needed = np.zeros(int(starts[-1]), np.bool_)
-    are_needed[numbers] = True
-    needed = np.flatnonzero(are_needed)
-    pack = np.searchsorted(starts, needed, side="right") - 1
-    return pack << _PACK_SHIFT | needed - starts[pack], (np.cumsum(are_needed) - 1)[numbers]
 
 
 FRAMES_AT_ONCE: Final = 8

@@ -155,10 +155,14 @@ class MemoryFill:
                 number = self._unpack_next()
             if number is None:
                 break
-            for begin, end in self._slices(number):
-                if not self._goes_on():
-                    return placed
-                progress(self._write(begin, end, owners))
+            first, last = self._begins[number : number + 2]
+            edges = np.flatnonzero(np.diff(self._runs.owner[first:last])) + 1 + first
+            # Runs of one owner at a time.
+            for begin, end in pairwise([first, *edges.tolist(), last]):
+                for at in range(begin, end, _RUNS_AT_ONCE):
+                    if not self._goes_on():
+                        return placed
+                    progress(self._write(at, min(at + _RUNS_AT_ONCE, end), owners))
             self._memory.drop(self._missing(number))
             placed += 1
         return placed
@@ -185,14 +189,6 @@ class MemoryFill:
         """Return the frames of a batch that are not in `unpacked`."""
         first = number * FRAMES_AT_ONCE
         return np.flatnonzero(self._kept[first : first + FRAMES_AT_ONCE] == 0) + first
-
-    def _slices(self, number: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of the batch's runs, each of one owner and of at most _RUNS_AT_ONCE runs."""
-        first, last = self._begins[number : number + 2]
-        owner = self._runs.owner[first:last]
-        bounds = [first, *(np.flatnonzero(np.diff(owner)) + 1 + first).tolist(), last]
-        for begin, end in pairwise(bounds):
-            yield from ((at, min(at + _RUNS_AT_ONCE, end)) for at in range(begin, end, _RUNS_AT_ONCE))
 
     def _write(self, begin: int, end: int, owners: list[int]) -> int:
         """Write the runs from `begin` to `end` - 1, of one batch; return how many bytes."""

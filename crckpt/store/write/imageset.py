@@ -219,9 +219,15 @@ class _Chain(NamedTuple):
 
     def locate_pages(self, directory: Path, pagemap: PageMap, seen: tuple[Path, ...]) -> Extents:
         """Locate all pages of a page map, in its order, with numbers of `files`."""
-        _check_size(directory / pagemap.pages_name, self.name, pagemap.present)
-        number = len(self.files)
-        self.files.append(directory / pagemap.pages_name)
+        pages, size, number = directory / pagemap.pages_name, 0, len(self.files)
+        # A link, even one that leads nowhere, is there: `opened_image` refuses it.
+        if is_there := os.path.lexists(pages):
+            with opened_image(pages) as descriptor:
+                size = os.fstat(descriptor).st_size
+        if size != pagemap.present * PAGE_SIZE:
+            what = f"holds {size} bytes" if is_there else "is missing"
+            raise IntegrityError(f"{self.name} describes {pagemap.present} pages, and {pages.name} {what}")
+        self.files.append(pages)
         is_some = pagemap.table[:, 1] > 0
         entries, inherited = pagemap.table[is_some], pagemap.with_flag(IN_PARENT)[is_some]
         # A damaged page map may have any count: check it before it becomes 32 bits, or takes memory.
@@ -265,17 +271,6 @@ class _Chain(NamedTuple):
         if above in seen:
             raise IntegrityError(f"{link} leads back to {above}")
         return self.locate_pages(above, _read_pagemap(above, self.name), seen)
-
-
-def _check_size(pages: Path, name: str, present: int) -> None:
-    # A link, even one that leads nowhere, is there: `opened_image` refuses it.
-    size, is_there = 0, os.path.lexists(pages)
-    if is_there:
-        with opened_image(pages) as descriptor:
-            size = os.fstat(descriptor).st_size
-    if size != present * PAGE_SIZE:
-        what = f"holds {size} bytes" if is_there else "is missing"
-        raise IntegrityError(f"{name} describes {present} pages, and {pages.name} {what}")
 
 
 @contextmanager
