@@ -30,7 +30,7 @@ from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.tracking.choose_tracker import count_written
 
 if TYPE_CHECKING:
-    from crckpt.store.write.storage_estimate import StorageTrial, TrialResult
+    from crckpt.store.write.packing import StorageTrial, TrialResult
 
 # One dump each. The second shows what changes in an idle tree.
 _ROUNDS: Final = ("first", "second")
@@ -298,7 +298,7 @@ class _TrialPlace(Struct, frozen=True):
 def _opened_trial_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
     """Make the directories, and remove them after the block. Raises StoreUnusable, StoreLocked, OSError."""
     # Rarely needed and slow to import.
-    from crckpt.store.write.storage_estimate import StorageTrial
+    from crckpt.store.write.packing import StorageTrial
 
     above = space.nearest_existing(context.store)
     store = context.repository() if above == context.store and any(above.iterdir()) else None

@@ -31,7 +31,7 @@ from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.last_checkpoint import LastCheckpoint, describe_place, read_last_checkpoint
 from crckpt.store import STAGING, Repository, staged
-from crckpt.store.names import NAME
+from crckpt.store.layout import NAME
 from crckpt.tracking.preload.library import dump_words
 
 

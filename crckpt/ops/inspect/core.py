@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.host.disk.files import created, name_with_ending, own_name, rename, resize, sync, sync_directory, write_at
+from crckpt.images.core import Registers, read_registers
 from crckpt.images.mm import GUARD
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.model import PAGE_SIZE, CheckpointId

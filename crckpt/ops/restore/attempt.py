@@ -14,8 +14,8 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.process.job_control import Job
-from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
+from crckpt.images.tty import TerminalFiles
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.lazy.client import Filler

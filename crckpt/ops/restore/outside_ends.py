@@ -19,9 +19,9 @@ from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
 from crckpt.host.observe.descriptors import make_filled_pipe
 from crckpt.host.process import run
-from crckpt.images.pipes import PipeContent
-from crckpt.images.terminal_files import NO_INPUT, OUTPUT
+from crckpt.images.other_files import PipeContent
 from crckpt.images.tree import ImageTree
+from crckpt.images.tty import NO_INPUT, OUTPUT
 from crckpt.ops.inspect.images import read_pipes
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.preflight.restore.checks import RestoreVerdict

@@ -27,7 +27,7 @@ from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.process.pidfd import ExitWatch, watched_exits
 from crckpt.host.process.terminals import lower_numbers_held
 from crckpt.images.core import ZOMBIE
-from crckpt.images.pipes import PipeContent
+from crckpt.images.other_files import PipeContent
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, ignore_progress, nsenter_words
