@@ -1,4 +1,7 @@
-"""Turn image files into extents: each page is all zero, known already, or new and put into a pack."""
+"""Turn image files into extents: each page is all zero, known already, or new and put into a pack.
+
+`StorageTrial` measures what that takes: it stores memory like a checkpoint, and keeps nothing.
+"""
 
 from __future__ import annotations
 
