@@ -22,7 +22,8 @@ from msgspec import Meta, Struct
 from crckpt.host.observe.descriptors import is_pseudo_terminal
 from crckpt.host.opened import poll_now
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.fd import parse_info, read_info
+from crckpt.host.proc.fd import read_info
+from crckpt.host.proc.procfs import parse_fields
 from crckpt.host.process.pidfd import borrow_each
 from crckpt.host.syscalls.libc import LIBC, check
 
@@ -75,7 +76,7 @@ def restore_descriptor(ours: int, pid: int, record: DescriptorRecord) -> None:
     """Set the state of a record. `pid` is the process that lends the descriptor. Raises OSError."""
     # CRIU has set a timer to expire as long after now as it was left at the dump. Leave alone one that has changed.
     if record.due and _due(info := read_info(pid, record.fd)):
-        fields = parse_info(info)
+        fields = parse_fields(info)
         interval = divmod(_nanoseconds(fields.get("it_interval", "")), _SECOND)
         times = _TIMES.pack(*interval, *divmod(record.due, _SECOND))
         check(LIBC.timerfd_settime(ours, int(fields["settime flags"], 8), times, None))
@@ -100,7 +101,7 @@ def _refuse_other_device(ours: int) -> None:
 
 def _due(info: str) -> int:
     """When such a timer expires, by its fdinfo; 0 if it is none or is not armed."""
-    fields = parse_info(info)
+    fields = parse_fields(info)
     left = _nanoseconds(fields.get("it_value", ""))
     is_wall_clock = fields.get("clockid") in _WALL_CLOCKS and int(fields.get("settime flags", "0"), 8) & _ABSOLUTE
     return time.time_ns() + left if left and is_wall_clock else 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from crckpt.host.proc import procfs
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import cgroups
 
-_MEMINFO = Path("/proc/meminfo")
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 _IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -50,9 +50,10 @@ def free_memory(*, swap: bool = False) -> int:
 
     Source: proc_meminfo(5).
     """
-    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    swappable = _size(fields, "SwapFree") if swap else 0
-    return min((_size(fields, "MemAvailable") + swappable, *cgroups.memory_left(swap=swappable)))
+    fields = procfs.parse_fields(procfs.text("/proc/meminfo"))
+    free, swappable = (int(fields.get(name, "0").split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
+    swappable = swappable if swap else 0
+    return min((free + swappable, *cgroups.memory_left(swap=swappable)))
 
 
 def free_huge_pages(size: int) -> int:
@@ -77,7 +78,3 @@ def unwritten_limit() -> int:
     fixed, share = (int(Path(f"/proc/sys/vm/dirty_{name}").read_text()) for name in ("bytes", "ratio"))
     # Only one of the two is set: the other is 0.
     return fixed or free_memory() * share // 100
-
-
-def _size(fields: dict[str, str], name: str) -> int:
-    return int(fields.get(name, "0").split()[0]) << 10

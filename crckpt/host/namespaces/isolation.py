@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import struct
-from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
@@ -51,7 +50,20 @@ def seclude(wanted: SeclusionPlan) -> tuple[str, ...]:
 
     Raises OSError.
     """
-    _put_on_loopback(wanted.addresses)
+    # Requests of netdevice(7): a new network namespace has its loopback interface down, and no address.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+        for number, address in enumerate(map(ip_address, wanted.addresses)):
+            if isinstance(address, IPv4Address):
+                # Each address gets its own label: on `lo` itself it would replace the previous one.
+                label = f"lo:{number}".encode()
+                for request, value in ((_SIOCSIFADDR, address.packed), (_SIOCSIFNETMASK, b"\xff" * 4)):
+                    fcntl.ioctl(control, request, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, value))
+            else:
+                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control6:
+                    # struct in6_ifreq: address, prefix length, interface
+                    words = struct.pack("16sIi", address.packed, 128, socket.if_nametoindex("lo"))
+                    fcntl.ioctl(control6, _SIOCSIFADDR, words)
     unwritable = _renew_root(wanted)
     # Only now are these copies in the overlays: before, they were the host's files.
     for path, size in wanted.cut:
@@ -120,20 +132,3 @@ def _mount_anew(found: Mount, target: str, layer: Path) -> None:
             below, above = (f"/proc/self/fd/{descriptor}" for descriptor in (lower, beside))
             data = f"lowerdir={below},upperdir={above}/upper,workdir={above}/work"
             mount("overlay", target, "overlay", found.flags, data)
-
-
-def _put_on_loopback(addresses: Iterable[str]) -> None:
-    # Requests of netdevice(7): a new network namespace has its loopback interface down, and no address.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
-        for number, address in enumerate(map(ip_address, addresses)):
-            if isinstance(address, IPv4Address):
-                # Each address gets its own label: on `lo` itself it would replace the previous one.
-                label = f"lo:{number}".encode()
-                for request, value in ((_SIOCSIFADDR, address.packed), (_SIOCSIFNETMASK, b"\xff" * 4)):
-                    fcntl.ioctl(control, request, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, value))
-            else:
-                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control6:
-                    # struct in6_ifreq: address, prefix length, interface
-                    words = struct.pack("16sIi", address.packed, 128, socket.if_nametoindex("lo"))
-                    fcntl.ioctl(control6, _SIOCSIFADDR, words)

@@ -16,10 +16,10 @@ from msgspec import Struct
 from crckpt.host import proc
 from crckpt.host.opened import opened
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.fd import parse_info, read_info
+from crckpt.host.proc.fd import read_info
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts, read_mounts_of
-from crckpt.host.proc.procfs import DELETED
+from crckpt.host.proc.procfs import DELETED, parse_fields
 from crckpt.host.syscalls.libc import LIBC, check
 
 _PLACES = ("/proc", "/sys")
@@ -86,7 +86,7 @@ class _Place:
                 return None
             if not self._is_own:
                 with opened(os.open(link, os.O_PATH | os.O_CLOEXEC)) as file:
-                    mount = int(parse_info(read_info("self", file)).get("mnt_id", "0"))
+                    mount = int(parse_fields(read_info("self", file)).get("mnt_id", "0"))
                 if not self._has_mount(mount, link, target):
                     return UnreachableFile(pid, -1, target, "mount")
             return UnreachableFile(pid, -1, target, "hidden") if self._is_hidden(link, target) else None

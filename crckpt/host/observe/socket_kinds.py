@@ -88,6 +88,16 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
             layer, peer_user = b"", 0
             with suppress(OSError):
                 layer = held.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).rstrip(b"\0") if is_tcp else b""
+            namespace, has_bpf_filter = 0, False
+            # It takes CAP_NET_ADMIN.
+            with suppress(OSError), opened(fcntl.ioctl(borrowed, _SIOCGSKNS)) as file:
+                namespace = os.fstat(file).st_ino
+            # The kernel reports the length of a classic filter, but nothing of a BPF program (EACCES). CRIU then fails
+            # with "Can't get socket filter len: Permission denied".
+            try:
+                getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, 0)
+            except OSError as error:
+                has_bpf_filter = error.errno == errno.EACCES
             if is_unix and not is_listening(held):
                 peer_user = read_credentials(held)[1]
             yield SocketKind(
@@ -97,10 +107,10 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
                 kind,
                 protocol,
                 corked=is_udp and bool(held.getsockopt(socket.IPPROTO_UDP, _UDP_CORK)),
-                has_bpf_filter=_has_bpf_filter(borrowed),
+                has_bpf_filter=has_bpf_filter,
                 layer=layer.decode(errors="replace"),
                 unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(held),
-                namespace=_find_namespace(borrowed),
+                namespace=namespace,
                 uses_option_memory=is_tcp and uses_option_memory(held),
                 peer_user=0 if peer_user == _NO_USER else peer_user,
                 losses=find_losses(held, family, kind),
@@ -119,24 +129,6 @@ def unread_bytes(pid: int, descriptor: int) -> int:
 def is_readable(pid: int, descriptor: int) -> bool:
     """Return whether data waits to be read; False if unknown."""
     return any(poll_now(borrowed, select.POLLIN) for _, borrowed in borrow_each(pid, (descriptor,)))
-
-
-def _find_namespace(borrowed: int) -> int:
-    # It takes CAP_NET_ADMIN.
-    with suppress(OSError), opened(fcntl.ioctl(borrowed, _SIOCGSKNS)) as namespace:
-        return os.fstat(namespace).st_ino
-    return 0
-
-
-def _has_bpf_filter(borrowed: int) -> bool:
-    """Return whether an extended BPF program filters a socket."""
-    # The kernel reports the length of a classic filter, but nothing of a BPF program (EACCES). CRIU then fails with
-    # "Can't get socket filter len: Permission denied".
-    try:
-        getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, 0)
-    except OSError as error:
-        return error.errno == errno.EACCES
-    return False
 
 
 def _has_unsavable_groups(held: socket.socket) -> bool:

@@ -60,7 +60,7 @@ class Descriptor(Struct, frozen=True):
     @property
     def tty_index(self) -> int | None:
         """The N of /dev/pts/N, of which it is the master side; None of anything else."""
-        index = parse_info(self.info).get("tty-index") if self.is_master else None
+        index = procfs.parse_fields(self.info).get("tty-index") if self.is_master else None
         return None if index is None else int(index)
 
     @property
@@ -110,22 +110,17 @@ def read_info(pid: int | str, fd: int) -> str:
     return procfs.text(f"/proc/{pid}/fdinfo/{fd}")
 
 
-def parse_info(info: str) -> dict[str, str]:
-    """Name -> text of the fields of an fdinfo. Of several with one name it has the last."""
-    return {name: text.strip() for name, found, text in (line.partition(":") for line in info.split("\n")) if found}
-
-
 def open_flags(pid: int, fd: int) -> int:
     """The flags with which a process has a file open, as of open(2); 0 if that is gone."""
     with suppress(OSError):
-        return int(parse_info(read_info(pid, fd)).get("flags", "0"), 8)
+        return int(procfs.parse_fields(read_info(pid, fd)).get("flags", "0"), 8)
     return 0
 
 
 def read_pidfd(descriptor: int) -> int:
     """The PID, as we see it, of the process that a pidfd of ours is of; 0 if it has ended."""
     # -1 once it was reaped. Source: kernel/fork.c, pidfd_show_fdinfo
-    return max(0, int(parse_info(read_info("self", descriptor)).get("Pid", "0")))
+    return max(0, int(procfs.parse_fields(read_info("self", descriptor)).get("Pid", "0")))
 
 
 def descriptors(pid: int) -> tuple[Descriptor, ...]:
@@ -153,7 +148,7 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
     except OSError:  # EACCES: FUSE of another user. EIO, ESTALE, ENOTCONN: a dead share.
         pass
     info = read_info(pid, fd)
-    fields = parse_info(info)
+    fields = procfs.parse_fields(info)
     # Between stat and the read of fdinfo, the number may have been given to another file. fdinfo has `ino` since Linux
     # 5.14.
     is_known = status is not None and int(fields.get("ino", status.st_ino)) == status.st_ino

@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
-from crckpt.host.proc.fd import open_flags, parse_info, read_info
+from crckpt.host.proc.fd import open_flags, read_info
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
+from crckpt.host.proc.procfs import parse_fields
 from crckpt.host.proc.tree import ancestors, title
 from crckpt.images.processes import FileLock, LockKind
 
@@ -110,7 +111,7 @@ def _file(path: str) -> str:
         # O_PATH, because opening the file itself could act on a device, or break another program's lease.
         with opened(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
             info, inode = read_info("self", descriptor), os.fstat(descriptor).st_ino
-        mount_id = int(parse_info(info)["mnt_id"])
+        mount_id = int(parse_fields(info)["mnt_id"])
         for mount in read_mounts():
             if mount.id == mount_id:
                 return f"{os.major(mount.device):02x}:{os.minor(mount.device):02x}:{inode}"

@@ -48,6 +48,13 @@ def lines(path: str) -> list[str]:
     return found if found[-1] else found[:-1]
 
 
+def parse_fields(content: str) -> dict[str, str]:
+    """Name -> text of the lines `NAME: TEXT` of a file. Of several with one name it has the last."""
+    return {
+        name: found.strip() for name, colon, found in (each.partition(":") for each in content.split("\n")) if colon
+    }
+
+
 def head(path: str, most: int) -> bytes:
     """The first `most` bytes of a file, or fewer. Raises OSError."""
     found = bytearray()

@@ -92,8 +92,7 @@ def start_time(pid: int) -> int | None:
 def read_status(pid: int | str, tid: int | None = None) -> dict[str, str]:
     """Read the status of a process or of one thread: name of a field -> its text. Raises OSError."""
     task = f"/proc/{pid}" if tid is None else f"/proc/{pid}/task/{tid}"
-    lines = (line.partition(":") for line in procfs.lines(f"{task}/status"))
-    return {name: text.strip() for name, found, text in lines if found}
+    return procfs.parse_fields(procfs.text(f"{task}/status"))
 
 
 def read_bytes(pid: int, name: str) -> int:

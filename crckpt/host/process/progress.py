@@ -76,7 +76,7 @@ def _size(log: Path) -> int:
 
 def _bytes_moved(pid: int) -> int:
     with suppress(OSError):
-        fields = dict(line.split(": ", 1) for line in procfs.lines(f"/proc/{pid}/io") if ": " in line)
+        fields = procfs.parse_fields(procfs.text(f"/proc/{pid}/io"))
         # read_bytes and write_bytes would count disks only, neither pipes nor the page cache.
         return int(fields["rchar"]) + int(fields["wchar"])
     return 0

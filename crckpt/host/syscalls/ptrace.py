@@ -179,7 +179,13 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
 @contextmanager
 def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
     found, mask = ThreadRegisters.read(tid), ptrace_requests.get_signal_mask(tid)
-    _refuse_own_dispatch(pid, tid)
+    # Refuse a program that catches its own system calls, as Wine does: it would catch ours.
+    dispatches = 0
+    with suppress(OSError):  # a kernel before 6.4 has no such request
+        (dispatches,) = struct.unpack_from("<Q", ptrace_requests.read_state(tid, ptrace_requests.DISPATCH))
+    if dispatches:
+        ptrace_requests.call("detach", tid)
+        raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
     _leave_restartable_sequence(pid, tid, found)
 
     def is_socket(descriptor: int) -> bool:
@@ -322,17 +328,6 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
                 registers.instruction_pointer = abort
             memory.seek(area + 8)
             memory.write(bytes(8))
-
-
-def _refuse_own_dispatch(pid: int, tid: int) -> None:
-    """Refuse a program that catches its own system calls, as Wine does: it would catch ours."""
-    try:
-        info = ptrace_requests.read_state(tid, ptrace_requests.DISPATCH)
-    except OSError:  # a kernel before 6.4 has no such request
-        return
-    if struct.unpack_from("<Q", info)[0]:
-        ptrace_requests.call("detach", tid)
-        raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 
 def _tracer_refusal(pid: int, tracer: int) -> Refused:

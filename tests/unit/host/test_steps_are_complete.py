@@ -14,7 +14,7 @@ OF_OS: Final = frozenset(
 ) | {"link", "truncate", "ftruncate"}
 OF_PATH: Final = frozenset(("rename", "unlink", "mkdir", "rmdir", "write_bytes", "write_text", "touch", "symlink_to"))
 OTHERS: Final = {
-    "migrate/wire/writer.py shared_clock": "no file of the store: an unnamed one, which ends with crckpt",
+    "migrate/wire/writer.py _make_clock": "no file of the store: an unnamed one, which ends with crckpt",
     "migrate/wire/writer.py reserve": "the same",
     "migrate/wire/writer.py _write": "messages: Connection.send has their steps",
     "host/disk/fuse.py abort_connections": "a file of FUSE's own",
