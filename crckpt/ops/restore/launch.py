@@ -31,8 +31,7 @@ from crckpt.store import Repository, staged
 from crckpt.store.transaction import RESTORE_LOG, record_builder
 
 # The library maps it before we know how much is needed. It stays sparse.
-_SIZE: Final = 8 << 20
-_MOST_GROUPS: Final = 256
+_SIZE: Final = 64 << 20
 _WORD: Final = 4
 _END: Final = bytes(_WORD)
 
@@ -163,13 +162,13 @@ def create_holders(path: Path) -> None:
 def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
     """Write user and groups of all processes that are not root's, before CRIU makes any; and their `moves`.
 
-    CRIU's preload library makes with these rights, and in these control groups, what a process had (holders.c).
+    CRIU's preload library makes with these rights, and in these control groups, what a process had (holders.c). Raises
+    RestoreFailed if there is no room for all.
     """
     content = b""
     for process in tree.processes:
         rights = process.core.rights
-        # With more groups than the library takes, a process gets its things from root.
-        if rights is not None and rights.uids[3] and len(rights.groups) <= _MOST_GROUPS:
+        if rights is not None and rights.uids[3]:
             numbers = (process.pid, rights.uids[3], rights.gids[3], len(rights.groups), *sorted(rights.groups))
             content += struct.pack(f"={len(numbers)}I", *numbers)
     content += _END
@@ -180,5 +179,9 @@ def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
             name = os.fsencode(directory / "cgroup.procs")
             words = len(name) // _WORD + 1
             content += struct.pack(f"=II{words * _WORD}s", pid, words, name)
+    if len(content) > _SIZE - len(_END):
+        # A process without a record would get its things from root.
+        why = "its processes have too many groups"
+        raise RestoreFailed(f"crckpt cannot make what the tree had as its users: {why}", state=NOTHING_LEFT)
     with path.open("r+b") as file:
-        file.write(content[: _SIZE - len(_END)])
+        file.write(content)

@@ -16,8 +16,7 @@
 
 #include <sys/prctl.h>
 
-#define MOST_GROUPS 256
-#define OWN_NETWORK "/proc/thread-self/ns/net"
+#define MOST_GROUPS 65536 /* NGROUPS_MAX of linux/limits.h */
 
 struct rights {
     uid_t users[3];
@@ -26,8 +25,7 @@ struct rights {
 };
 
 static const uint32_t *table, *table_end;
-static pid_t started_as;
-static struct stat started_in; /* the network namespace */
+static pid_t started_as, makes_files_as;
 /* Of this process: each is looked for once. */
 static struct {
     pid_t pid;
@@ -48,7 +46,6 @@ __attribute__((constructor)) static void map_table(void)
             table = (const uint32_t *)place;
             table_end = table + status.st_size / sizeof *table;
             started_as = syscall(SYS_getpid);
-            syscall(SYS_newfstatat, AT_FDCWD, OWN_NETWORK, &started_in, 0l);
         }
     }
     syscall(SYS_close, number);
@@ -71,6 +68,11 @@ static void enter_control_groups(const uint32_t *one, pid_t pid)
 int is_criu_itself(void)
 {
     return table && syscall(SYS_getpid) == started_as;
+}
+
+void begin_files(void)
+{
+    makes_files_as = syscall(SYS_getpid);
 }
 
 /* The record of this process, or NULL. In CRIU itself there is none, whatever its PID. */
@@ -141,13 +143,21 @@ VISIBLE int socket(int family, int type, int protocol)
 {
     /*
      * The kernel allows what whoever has made it and whoever writes to it may do: that may be a set-user-id program, to
-     * which it was given as its output. In a network namespace that CRIU makes, CRIU itself needs netlink, as root.
+     * which it was given as its output. So never make it as root instead. But CRIU itself needs netlink, as root, for a
+     * network namespace that it makes: before the process makes its files.
      */
-    struct stat now;
-    if (family == AF_NETLINK &&
-        (syscall(SYS_newfstatat, AT_FDCWD, OWN_NETWORK, &now, 0l) || now.st_ino != started_in.st_ino))
+    int is_netlink = family == AF_NETLINK;
+    if (is_netlink && makes_files_as != syscall(SYS_getpid))
         return syscall(SYS_socket, family, type, protocol);
-    MAKE(SYS_socket, family, type, protocol)
+    long made;
+    if (AS_HOLDER(made, syscall(SYS_socket, family, type, protocol)) && (made >= 0 || is_netlink || !is_forbidden()))
+        return made;
+    made = syscall(SYS_socket, family, type, protocol);
+    /* The program may have the right that this took, and is no root for all that: this is what rules go by (sk_uid). */
+    const uint32_t *holder = made >= 0 ? find_holder() : NULL;
+    if (holder)
+        syscall(SYS_fchown, made, (long)holder[1], (long)holder[2]);
+    return made;
 }
 
 VISIBLE int socketpair(int family, int type, int protocol, int ends[2])

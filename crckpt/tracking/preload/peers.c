@@ -45,7 +45,8 @@ static int is_of_tracee(int connection)
     return !syscall(SYS_waitid, P_PID, peer.pid, &found, WNOHANG | WEXITED | WSTOPPED | WNOWAIT | __WALL, NULL);
 }
 
-VISIBLE int listen(int socket, int backlog)
+/* The library for restores has another one. */
+__attribute__((weak)) VISIBLE int listen(int socket, int backlog)
 {
     return syscall(SYS_listen, socket, has_name(socket, OF_CODE) ? BACKLOG : backlog);
 }

@@ -35,6 +35,9 @@ void remember_made(int number);
 /* holders.c: whether this is CRIU itself, before it makes the processes: what they had has no holder here. */
 int is_criu_itself(void);
 
+/* This process makes its files from now on: CRIU itself prepares nothing in it any more. */
+void begin_files(void);
+
 /* Become the user whose process this is to be. Whether that is another than now: then call `become_builder`. */
 int become_holder(void);
 

@@ -57,8 +57,10 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
 {
     char path[sizeof(struct sockaddr_un)];
     struct place place;
-    if (is_name_of_criu(address, length, OF_DESCRIPTORS))
+    if (is_name_of_criu(address, length, OF_DESCRIPTORS)) {
         ask_who_sends(socket);
+        begin_files();
+    }
     if (!has_path(address, length, path))
         return syscall(SYS_bind, socket, address, length);
     if (!find_place(AT_FDCWD, path, 0, &place))
@@ -79,6 +81,13 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
     return result;
 }
 
+/* Clients are told who called it (SO_PEERCRED), at once. */
+VISIBLE int listen(int socket, int backlog)
+{
+    int result;
+    return AS_HOLDER(result, syscall(SYS_listen, socket, backlog)) ? result : syscall(SYS_listen, socket, backlog);
+}
+
 /* CRIU's own sockets: in /proc, the server of images, which comes first, and sockets that were removed. */
 static int is_address_of_criu(const char *path)
 {
@@ -87,6 +96,20 @@ static int is_address_of_criu(const char *path)
     if (*path != '/')
         return !syscall(SYS_statfs, ".", &there) && there.f_type == PROC_SUPER_MAGIC;
     return starts_with(path, "/proc/self/fd/") && !is_begun++;
+}
+
+/*
+ * Connect as the holder, of whom the server is told (SO_PEERCRED), to a socket that is the right one whatever its mode: the
+ * name is abstract, or leads to what the process has open. Only the name is looked up with root's rights.
+ */
+static int connect_to_own(int socket, const struct sockaddr *address, socklen_t length)
+{
+    if (!become_holder())
+        return syscall(SYS_connect, socket, address, length);
+    syscall(SYS_setfsuid, 0l);
+    int result = syscall(SYS_connect, socket, address, length);
+    become_builder();
+    return result;
 }
 
 /*
@@ -100,7 +123,9 @@ VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length
     struct stat found;
     int result;
     if (!has_path(address, length, path) || is_address_of_criu(path))
-        return syscall(SYS_connect, socket, address, length);
+        return length >= sizeof address->sa_family && address->sa_family == AF_UNIX
+                   ? connect_to_own(socket, address, length)
+                   : syscall(SYS_connect, socket, address, length);
     int number = open_place(AT_FDCWD, path, 1, 0);
     if (number < 0)
         return -1;
