@@ -16,7 +16,7 @@ from crckpt.cli.help import ADVANCED, INCREMENTAL
 from crckpt.cli.output import checkpoint_document, criu_document, emit, pick
 from crckpt.cli.progress import progress_bars
 from crckpt.errors import CrckptError, UsageError
-from crckpt.host.process.background import continue_in_background
+from crckpt.host.process.signals import continue_in_background
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from crckpt.errors import CrckptError
 from crckpt.host import proc
 from crckpt.host.process.cgroups import find_unit
-from crckpt.host.target.restored_trees import find_restored_trees
+from crckpt.host.target import find_restored_trees
 from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.read.details import read_recent_details

@@ -109,7 +109,7 @@ def end_trackers(target: str) -> Listing:
 
     Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
-    root = resolve.resolve(target) if target != "all" else None
+    root = resolve(target) if target != "all" else None
     found, silent, killed = _ask_keepers(root, is_end=True)
     # Raise it only after the others were ended.
     if silent:

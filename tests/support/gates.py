@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from small_programs import read
 from target_processes import PROGRAMS
 
-from crckpt.host.program.program import read_program
+from crckpt.host.program import read_program
 from crckpt.migrate.preflight.answers import MoveAnswers, answer, decode_answers
 from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import MoveQuestions, decode_questions, encode_questions

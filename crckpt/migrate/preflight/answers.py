@@ -31,7 +31,7 @@ from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.status import namespace
 from crckpt.host.process.signals import start_thread
 from crckpt.host.process.terminals import read_used_numbers
-from crckpt.host.program.program import Program, is_same_program
+from crckpt.host.program import Program, is_same_program
 from crckpt.host.steps import limit
 from crckpt.migrate.preflight.asked_files import (
     LARGEST_READ,

@@ -146,7 +146,7 @@ class AskedName(Struct, frozen=True):
 
 
 class AskedProgram(Struct, frozen=True):
-    """A program, as `crckpt.host.program.program.Program` has it."""
+    """A program, as `crckpt.host.program.Program` has it."""
 
     executable: Text = ""
     called: Text = ""

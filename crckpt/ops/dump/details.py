@@ -34,7 +34,7 @@ from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.cgroups import read_cgroups
-from crckpt.host.program.program import read_program
+from crckpt.host.program import read_program
 from crckpt.model import Task
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump

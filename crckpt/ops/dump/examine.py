@@ -20,7 +20,7 @@ from crckpt.host.observe import tree
 from crckpt.host.process.cgroups import find_service
 from crckpt.host.process.own_limits import read_file_size_limit
 from crckpt.host.process.pidfd import HeldProcess
-from crckpt.host.program.program import Program, identify, is_same_program, read_program
+from crckpt.host.program import Program, identify, is_same_program, read_program
 from crckpt.images.regfile import RegularFile
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, require_staging

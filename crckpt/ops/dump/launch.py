@@ -25,7 +25,7 @@ from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.process.signals import interrupts_deferred
-from crckpt.host.target.resolve import pinned
+from crckpt.host.target import pinned
 from crckpt.model import DumpOptions, JobName
 from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.request import DumpRequest

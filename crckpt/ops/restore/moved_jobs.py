@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from crckpt.errors import CrckptError, PreflightRefused, StoreLocked
 from crckpt.host import proc
-from crckpt.host.target.restored_trees import RestoredTree, record_restored
+from crckpt.host.target import RestoredTree, record_restored
 from crckpt.model import JobName
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository

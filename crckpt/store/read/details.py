@@ -13,8 +13,7 @@ from msgspec import Meta, Struct
 from crckpt.errors import CrckptError, IntegrityError
 from crckpt.host import proc
 from crckpt.host.disk.files import write_unsynced
-from crckpt.host.program.interpreters import CODE
-from crckpt.host.program.program import Program
+from crckpt.host.program import CODE, Program
 from crckpt.model import CheckpointId, Count, Pid
 from crckpt.store.documents import decode
 from crckpt.store.format.manifest import Checkpoint

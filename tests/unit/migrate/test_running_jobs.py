@@ -15,8 +15,8 @@ from small_programs import WAITS, program, read
 
 from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
-from crckpt.host.program.program import read_program
-from crckpt.host.target.restored_trees import RestoredTree, record_restored
+from crckpt.host.program import read_program
+from crckpt.host.target import RestoredTree, record_restored
 from crckpt.migrate.drain import MoveOutcome, RunningJob, find_running_jobs
 from crckpt.model import CheckpointId, JobName, StoreId, Task
 from crckpt.store import Checkpoint, Repository

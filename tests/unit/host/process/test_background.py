@@ -12,7 +12,7 @@ import pytest
 
 BEGIN = """
 import os, signal, sys, time
-from crckpt.host.process.background import continue_in_background
+from crckpt.host.process.signals import continue_in_background
 from crckpt.host.process.signals import handle_interrupts
 handle_interrupts()
 print("first", flush=True)

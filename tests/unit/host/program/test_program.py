@@ -10,7 +10,7 @@ from growth import grows_linearly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crckpt.host.program.program import Program, identify, is_same_program
+from crckpt.host.program import Program, identify, is_same_program
 from crckpt.store.layout import NAME
 
 PYTHON = "/usr/bin/python3.11"

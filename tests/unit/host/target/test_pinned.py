@@ -10,7 +10,7 @@ import pytest
 
 from crckpt.errors import TargetNotRunning, UsageError
 from crckpt.host.process.pidfd import HeldProcess
-from crckpt.host.target.resolve import pinned
+from crckpt.host.target import pinned
 
 _ANSWERS = """#!/bin/sh
 {start}

@@ -12,8 +12,7 @@ import pytest
 
 from crckpt.errors import CrckptError, HostCannot, PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
-from crckpt.host.target import resolve
-from crckpt.host.target.restored_trees import RestoredTree, record_restored
+from crckpt.host.target import RestoredTree, record_restored, resolve
 from crckpt.model import CheckpointId, JobName, StoreId
 
 
@@ -29,13 +28,13 @@ def sleepers() -> Iterator[tuple[int, int]]:
 
 def refused(target: str, kind: type[CrckptError] = UsageError) -> CrckptError:
     with pytest.raises(kind) as caught:
-        resolve.resolve(target)
+        resolve(target)
     assert caught.value.hint
     return caught.value
 
 
 def test_number_is_a_pid() -> None:
-    assert resolve.resolve("1234") == resolve.resolve(" 1234\n") == 1234
+    assert resolve("1234") == resolve(" 1234\n") == 1234
 
 
 @pytest.mark.parametrize("target", ["", "0", "-5", "1.5", "abc", "unit", "4194305", "\u0661\u0662", "\u00b2", "1 2"])
@@ -65,10 +64,10 @@ def test_invalid_target_is_refused(target: str) -> None:
 def test_pidfile_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     pidfile = tmp_path / "a:b.pid"
     pidfile.write_text(f"  {sleepers[0]}\n")
-    assert resolve.resolve(f"pidfile:{pidfile}") == sleepers[0]
+    assert resolve(f"pidfile:{pidfile}") == sleepers[0]
     link = tmp_path / "link"
     link.symlink_to("../" + tmp_path.name + "/a:b.pid")
-    assert resolve.resolve(f"pidfile:{link}") == sleepers[0]
+    assert resolve(f"pidfile:{link}") == sleepers[0]
 
 
 _USER = 65534
@@ -76,7 +75,7 @@ _USER = 65534
 
 def untrusted(target: str) -> CrckptError:
     with pytest.raises(PreflightRefused) as caught:
-        resolve.resolve(target)
+        resolve(target)
     assert caught.value.hint
     return caught.value
 
@@ -149,7 +148,7 @@ def test_pidfile_of_the_processes_user_is_accepted(tmp_path: Path) -> None:
         for path in (directory, pidfile):
             os.chown(path, user.pw_uid, user.pw_gid)
         directory.chmod(0o2775)  # a group of that user's alone
-        assert resolve.resolve(f"pidfile:{pidfile}") == process.pid
+        assert resolve(f"pidfile:{pidfile}") == process.pid
         os.chown(pidfile, 1, 1)
         assert "belongs to user" in untrusted(f"pidfile:{pidfile}").message
     finally:
@@ -166,9 +165,9 @@ def test_forged_restore_process_leads_to_no_tree_of_others(sleepers: tuple[int, 
         child = int(parent.stdout.readline())
         try:
             record(child, ())
-            assert resolve.resolve(str(parent.pid)) == parent.pid
+            assert resolve(str(parent.pid)) == parent.pid
             record(child, [parent.pid])
-            assert resolve.resolve(str(parent.pid)) == child
+            assert resolve(str(parent.pid)) == child
         finally:
             os.killpg(parent.pid, 9)
 
@@ -191,7 +190,7 @@ def test_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tu
     try:
         record(sleepers[0], [process.pid])
         pidfile.write_text(str(process.pid))
-        assert resolve.resolve(f"pidfile:{pidfile}") == sleepers[0]
+        assert resolve(f"pidfile:{pidfile}") == sleepers[0]
         pidfile.chmod(0o644)
         os.chown(pidfile, user.pw_uid, user.pw_gid)
         assert f"sleep (PID {sleepers[0]})" in untrusted(f"pidfile:{pidfile}").message
@@ -207,7 +206,7 @@ def test_pidfile_in_a_shared_directory(tmp_path: Path, sleepers: tuple[int, int]
     directory.chmod(0o1777)
     (directory / "pidfile").write_text(str(sleepers[0]))
     (directory / "pidfile").chmod(0o644)
-    assert resolve.resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
+    assert resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
 
 
 def test_fifo_is_not_a_pidfile(tmp_path: Path) -> None:
@@ -258,8 +257,8 @@ def test_cgroup_with_one_tree_is_resolved(tmp_path: Path, sleepers: tuple[int, i
     whole = cgroup(tmp_path / "service", os.getpid())
     cgroup(whole / "below", sleepers[0])
     (whole / "no cgroup").mkdir()
-    assert resolve.resolve(f"cgroup:{whole}") == os.getpid()
-    assert resolve.resolve(f"cgroup:{whole}/below") == sleepers[0]
+    assert resolve(f"cgroup:{whole}") == os.getpid()
+    assert resolve(f"cgroup:{whole}/below") == sleepers[0]
 
 
 def test_cgroup_with_two_trees_lists_them(tmp_path: Path, sleepers: tuple[int, int]) -> None:
@@ -302,12 +301,12 @@ SERVICE = "Id={}\nLoadState=loaded\nActiveState={}\nSubState={}\nMainPID={}\nCon
 
 def test_unit_is_resolved(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("-web.service", "active", "running", 77, "/system.slice/-web.service"))
-    assert resolve.resolve("unit:-web") == 77
+    assert resolve("unit:-web") == 77
 
 
 def test_unit_with_a_warning_is_resolved(systemctl: Path) -> None:
     answers(systemctl, "Warning: changed on disk\n" + SERVICE.format("web.service", "active", "running", 78, "/x"))
-    assert resolve.resolve("unit:web") == 78
+    assert resolve("unit:web") == 78
 
 
 def test_inactive_unit_is_refused(systemctl: Path) -> None:
@@ -348,4 +347,4 @@ def test_failing_systemctl_is_quoted(systemctl: Path) -> None:
 @pytest.mark.usefixtures("commands")
 def test_missing_systemd_is_reported() -> None:
     with pytest.raises(HostCannot, match="cannot run systemctl"):
-        resolve.resolve("unit:web")
+        resolve("unit:web")

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from crckpt.errors import PreflightRefused, UsageError
 from crckpt.host.proc import Tree
-from crckpt.host.program.program import Program
+from crckpt.host.program import Program
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget, check_job
 from crckpt.ops.dump.request import DumpRequest

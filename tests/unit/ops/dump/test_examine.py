@@ -15,7 +15,7 @@ from small_programs import WAITS, program, read
 from crckpt.criu.command import Paths
 from crckpt.errors import DumpFailed, PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host.proc import Tree
-from crckpt.host.target.resolve import pinned
+from crckpt.host.target import pinned
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget, examine
 from crckpt.ops.dump.lineage import Lineage

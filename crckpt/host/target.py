@@ -1,4 +1,7 @@
-"""Find the root of a tree that a user names, and hold it: no other process with its PID is mistaken for it."""
+"""Find the root of a tree that a user names, and hold it: no other process with its PID is mistaken for it.
+
+Restored trees are recorded, with the processes of crckpt that stay for them. The records are useless after a boot.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,17 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from crckpt.errors import PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
+from crckpt.host.disk.files import rename, write_unsynced
+from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
 from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
@@ -18,7 +27,7 @@ from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
 from crckpt.host.process.cgroups import find_directory, find_roots
 from crckpt.host.process.pidfd import HeldProcess
-from crckpt.host.target.restored_trees import find_restored_trees, find_root_behind
+from crckpt.model import CheckpointId, JobName, StoreId
 
 _MOST_OF_A_PIDFILE = 4096
 # PID_MAX_LIMIT of a 64-bit kernel. Not its setting: a process may be older than that. Source: include/linux/threads.h.
@@ -190,3 +199,54 @@ def _of_cgroup(name: str) -> int:
         shown = ", ".join(str(pid) for pid in roots[:8])
         raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")
     return roots[0]
+
+
+class RestoredTree(Struct, frozen=True):
+    """A restored tree.
+
+    - `root`: its root, as crckpt saw it
+    - `store`, `job`, `checkpoint`: the id of the store, and what was restored
+    - `helpers`: the processes of crckpt that stay for the tree: the init of its PID namespace and what made that, the
+      holder of its terminal, and a restore in the foreground
+    """
+
+    root: proc.LiveRoot
+    store: StoreId
+    job: JobName
+    checkpoint: CheckpointId
+    helpers: tuple[proc.Identity, ...] = ()
+
+
+_DECODER: Final = msgspec.json.Decoder(RestoredTree)
+
+
+def record_restored(tree: RestoredTree) -> None:
+    """Record a tree that is about to run. Raises OSError."""
+    path = _directory() / tree.root.name
+    make_runtime_directory(path)
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    write_unsynced(new, msgspec.json.encode(tree), "restored")
+    rename(new, path, "restored")
+
+
+def find_restored_trees() -> Iterator[tuple[RestoredTree, proc.Process]]:
+    """Find the restored trees that run, each with its root. Records of those that have ended are removed."""
+    with suppress(FileNotFoundError):
+        for path in sorted(_directory().iterdir()):
+            with suppress(OSError, msgspec.DecodeError):
+                tree = _DECODER.decode(path.read_bytes())
+                if (root := tree.root.find()) is not None:
+                    yield tree, root
+                elif tree.root.has_ended():
+                    path.unlink()
+
+
+def find_root_behind(pid: int) -> int:
+    """Return the root of the restored tree for which process `pid` of crckpt stays; or `pid`."""
+    helper = proc.identify(pid)
+    return next((root.pid for tree, root in find_restored_trees() if helper in tree.helpers), pid)
+
+
+def _directory() -> Path:
+    return runtime_directory() / "restored"

@@ -1,1 +1,0 @@
-"""Find the process that a user names, and pin it by a pidfd."""
