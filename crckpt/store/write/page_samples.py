@@ -124,18 +124,16 @@ class PageSamples:
             if not parts:
                 return
             # Each file is at least as large as all smaller ones: so there are few, and each entry is seldom written.
-            merged: list[_Part] = []
             for part in sorted(self._parts, key=lambda part: len(part.entries)):
                 size = sum(len(some.entries) for some in parts)
                 if len(part.entries) > size or size + len(part.entries) > _MOST_MERGED:
                     break
                 parts.append(part)
-                merged.append(part)
             whole, path = _merge(parts, self._kept), directory / "samples"
             content = encode_samples(self._key_id, bytes(whole.digests), whole.entries.tobytes())
             write_new(path, content, "samples")
             self._backend.put_derived(f"{SAMPLES}/{own_name()}", path, "samples")
-            for name in (*(part.name for part in merged), *self._useless):
+            for name in (*(part.name for part in parts if part.name), *self._useless):
                 with suppress(OSError):
                     self._backend.remove(name, "samples")
 
