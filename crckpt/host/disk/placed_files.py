@@ -17,12 +17,13 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from crckpt.errors import PreflightRefused
-from crckpt.host.disk.files import own_name, sync, write
+from crckpt.host.disk.files import own_name, sync
 from crckpt.host.disk.path_trust import PathEntry, find_intruder
 from crckpt.host.opened import opened
 from crckpt.host.steps import step
 
-_WHAT: Final = "sent-file"
+WHAT: Final = "sent-file"
+"""The word that names the steps."""
 _FORBIDDEN: Final = ("proc", "sys", "dev")
 _NO_UNNAMED: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 
@@ -67,7 +68,7 @@ class Placement(ExitStack):
                 found = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if (found.st_dev, found.st_ino) != identity:
                     continue
-                step(f"{_WHAT}.remove", name)
+                step(f"{WHAT}.remove", name)
                 if stat.S_ISDIR(found.st_mode):
                     os.rmdir(name, dir_fd=directory)
                 else:
@@ -104,7 +105,7 @@ class Placement(ExitStack):
 
     def put(self, directory: int, name: str, descriptor: int) -> None:
         """Name a file of `open_unnamed`. Raises PreflightRefused if there is one of this name."""
-        step(f"{_WHAT}.link", name)
+        step(f"{WHAT}.link", name)
         try:
             # Of the descriptor, whatever name it has or has not: linkat(2).
             os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=directory, follow_symlinks=True)
@@ -115,7 +116,7 @@ class Placement(ExitStack):
 
     def open_unnamed(self, directory: int) -> int:
         """Open a new file in a directory, without a name. The caller closes it. Raises OSError."""
-        step(f"{_WHAT}.create", directory)
+        step(f"{WHAT}.create", directory)
         # O_TMPFILE needs a descriptor that is no O_PATH one: name it by the link in /proc.
         place = f"/proc/self/fd/{directory}"
         try:
@@ -133,7 +134,7 @@ class Placement(ExitStack):
         """Remove the names of files that could not be made without one."""
         for directory, name in self._temporary:
             with suppress(FileNotFoundError):
-                step(f"{_WHAT}.remove", name)
+                step(f"{WHAT}.remove", name)
                 os.unlink(name, dir_fd=directory)
         self._temporary.clear()
 
@@ -143,11 +144,11 @@ class Placement(ExitStack):
             with opened(
                 os.open(f"/proc/self/fd/{directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             ) as descriptor:
-                step(f"{_WHAT}.sync-directory", directory)
+                step(f"{WHAT}.sync-directory", directory)
                 os.fsync(descriptor)
 
     def _make_directory(self, above: int, name: str, owner: Ownership) -> int:
-        step(f"{_WHAT}.mkdir", name)
+        step(f"{WHAT}.mkdir", name)
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=above)
             with opened(
@@ -165,12 +166,7 @@ def finish(descriptor: int, owner: Ownership, modified: int) -> None:
     """Give a written file its owner, mode and time, and make its content durable."""
     owner.give(descriptor)
     os.utime(descriptor, ns=(modified, modified))
-    sync(descriptor, _WHAT)
-
-
-def write_content(descriptor: int, content: memoryview) -> None:
-    """Write content at the end of a file."""
-    write(descriptor, content, _WHAT)
+    sync(descriptor, WHAT)
 
 
 def read_owners(path: Path) -> Iterator[Ownership]:

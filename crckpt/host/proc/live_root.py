@@ -51,19 +51,6 @@ def identify_log(path: str, began: int) -> CriuLog | None:
     return None
 
 
-def find_log(root: int, builder: int, began: int) -> CriuLog | None:
-    """Find the file in the directory of a CRIU that it and the root of its tree write; None if there is none."""
-    directory = working_directory(builder)
-    with suppress(OSError):
-        for fd, target in read_targets(builder):
-            if target.rpartition("/")[0] == directory:
-                found = os.stat(f"/proc/{builder}/fd/{fd}")
-                log = CriuLog(target, found.st_dev, found.st_ino, began)
-                if log.is_written_by(builder) and log.is_written_by(root):
-                    return log
-    return None
-
-
 class LiveRoot(Identity, frozen=True):
     """The root of a live tree.
 
@@ -92,7 +79,18 @@ class LiveRoot(Identity, frozen=True):
 
 def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
     """Identify the root of a live tree of our PID namespace; in a restore `builder` is the PID of the CRIU."""
-    found = read_process(builder) if builder else None
+    found, log = read_process(builder) if builder else None, None
+    if found is not None:
+        # The file in the directory of CRIU that it and the root write.
+        directory = working_directory(builder)
+        with suppress(OSError):
+            for fd, target in read_targets(builder):
+                if target.rpartition("/")[0] == directory:
+                    status = os.stat(f"/proc/{builder}/fd/{fd}")
+                    each = CriuLog(target, status.st_dev, status.st_ino, found.start)
+                    if each.is_written_by(builder) and each.is_written_by(root.pid):
+                        log = each
+                        break
     return LiveRoot(
         boot_id(),
         root.pid,
@@ -100,7 +98,7 @@ def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
         namespace("self", "pid"),
         builder,
         found.start if found is not None else 0,
-        find_log(root.pid, builder, found.start) if found is not None else None,
+        log,
     )
 
 

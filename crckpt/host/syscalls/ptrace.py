@@ -156,7 +156,16 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
     # SIGCHLD reports a stop; sigtimedwait needs it blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     try:
-        _seize(pid, tid)
+        try:
+            # Not with its filters suspended: it runs for some microseconds more, and could make any call.
+            ptrace_requests.seize(tid, _TRACESYSGOOD)
+        except ProcessLookupError:
+            raise Refused(f"PID {pid} has ended") from None
+        except OSError as error:
+            process = proc.read_process(pid)
+            if process and process.tracer:
+                raise _tracer_refusal(pid, process.tracer) from None
+            raise Refused(f"PID {pid} cannot be traced: {error.strerror}", hint="run crckpt as root") from None
         ptrace_requests.interrupt(tid)
         try:
             _trap(pid, tid, STOPS_WITHIN_S)
@@ -246,19 +255,6 @@ def _can_stop(pid: int, tid: int) -> bool:
 
 def _state(pid: int, tid: int) -> str:
     return read_stat(pid, tid).state
-
-
-def _seize(pid: int, tid: int) -> None:
-    try:
-        # Not with its filters suspended: it runs for some microseconds more, and could make any call.
-        ptrace_requests.seize(tid, _TRACESYSGOOD)
-    except ProcessLookupError:
-        raise Refused(f"PID {pid} has ended") from None
-    except OSError as error:
-        process = proc.read_process(pid)
-        if process and process.tracer:
-            raise _tracer_refusal(pid, process.tracer) from None
-        raise Refused(f"PID {pid} cannot be traced: {error.strerror}", hint="run crckpt as root") from None
 
 
 def _trap(pid: int, tid: int, within_s: float | None, *, or_at_call: bool = False) -> bool:

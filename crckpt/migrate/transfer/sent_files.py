@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk import placed_files
+from crckpt.host.disk.files import write
 from crckpt.host.disk.placed_files import Ownership
 from crckpt.migrate.preflight.questions import FilePath, Identifier, Nanoseconds, Text
 from crckpt.migrate.preflight.report import SPECIAL_BITS
@@ -170,7 +171,7 @@ class _IncomingFiles:
         file = self._files[self._begun - 1]
         if self._received + len(content) > file.size:
             raise BadFrame(f"more data of {self._word} {file.digest[:12]} than it has bytes")
-        placed_files.write_content(self._descriptor, content)
+        write(self._descriptor, content, placed_files.WHAT)
         self._current.update(content)
         self._received += len(content)
 
