@@ -21,9 +21,8 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from crckpt.host.attributes import multicast
-from crckpt.host.observe.sock_diag import find_sockets_with_keys
+from crckpt.host.observe.sock_diag import find_renamed, find_sockets_with_keys, rename_again
 from crckpt.host.observe.socket_kinds import Loss, find_losses
-from crckpt.host.observe.unix_names import find_renamed, rename_again
 from crckpt.host.opened import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
 from crckpt.host.proc.fd import read_targets, socket_inode
 from crckpt.host.process.pidfd import borrow_each
@@ -62,8 +61,8 @@ class Option(Struct, frozen=True):
     protects: bool = False
 
 
-def _numbers(level: int, **options: int) -> dict[str, Option]:
-    return {name: Option(level, number) for name, number in options.items()}
+def _numbers(level: int, *, size: int = 0, when: Literal["", "unconnected"] = "", **options: int) -> dict[str, Option]:
+    return {name: Option(level, number, size, when=when) for name, number in options.items()}
 
 
 OPTIONS: Final = {
@@ -75,9 +74,7 @@ OPTIONS: Final = {
     **_numbers(_SOCKET, SO_INQ=84),
     "SO_MAX_PACING_RATE": Option(_SOCKET, 47, size=8),
     "SO_INCOMING_CPU": Option(_SOCKET, 49, when="unconnected"),
-    "SO_TXTIME": Option(_SOCKET, 61, size=8),
-    "SO_TIMESTAMPING": Option(_SOCKET, 37, size=8),
-    "SO_TIMESTAMPING_NEW": Option(_SOCKET, 65, size=8),
+    **_numbers(_SOCKET, size=8, SO_TXTIME=61, SO_TIMESTAMPING=37, SO_TIMESTAMPING_NEW=65),
     **_numbers(_SOCKET, SO_TIMESTAMP=29, SO_TIMESTAMPNS=35, SO_TIMESTAMP_NEW=63, SO_TIMESTAMPNS_NEW=64),
     # linux/in.h
     **_numbers(_IP, IP_TOS=1, IP_TTL=2, IP_RECVOPTS=6, IP_RETOPTS=7, IP_PKTINFO=8, IP_MTU_DISCOVER=10, IP_RECVERR=11),
@@ -103,9 +100,7 @@ OPTIONS: Final = {
     **_numbers(_IPV6, IPV6_RECVORIGDSTADDR=74, IPV6_TRANSPARENT=75, IPV6_RECVFRAGSIZE=77, IPV6_FREEBIND=78),
     "IPV6_UNICAST_IF": Option(_IPV6, 76, size=4, interface="network"),
     # linux/tcp.h
-    "TCP_MAXSEG": Option(_TCP, 2, when="unconnected"),
-    "TCP_FASTOPEN": Option(_TCP, 23, when="unconnected"),
-    "TCP_FASTOPEN_NO_COOKIE": Option(_TCP, 34, when="unconnected"),
+    **_numbers(_TCP, when="unconnected", TCP_MAXSEG=2, TCP_FASTOPEN=23, TCP_FASTOPEN_NO_COOKIE=34),
     "TCP_FASTOPEN_CONNECT": Option(_TCP, 30, when="closed"),
     "TCP_CONGESTION": Option(_TCP, 13, size=16),
     **_numbers(_TCP, TCP_SYNCNT=7, TCP_LINGER2=8, TCP_DEFER_ACCEPT=9, TCP_WINDOW_CLAMP=10, TCP_USER_TIMEOUT=18),

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host.observe.unix_names import RenamedSocket, find_renamed
+from crckpt.host.observe.sock_diag import RenamedSocket, find_renamed
 from crckpt.host.opened import (
     as_socket,
     count_unread,

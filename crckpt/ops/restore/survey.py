@@ -23,7 +23,7 @@ from crckpt.host.disk.checked_files import held, read_head
 from crckpt.host.disk.files import status_of
 from crckpt.host.observe import sockets
 from crckpt.host.observe.files import OtherNames
-from crckpt.host.observe.unix_names import UnixNames
+from crckpt.host.observe.sock_diag import UnixNames
 from crckpt.host.proc import file_users
 from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.net import read_netlink

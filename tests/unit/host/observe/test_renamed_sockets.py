@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.observe.unix_names import find_renamed, rename_again
+from crckpt.host.observe.sock_diag import find_renamed, rename_again
 from crckpt.host.syscalls import openat2
 
 
@@ -77,7 +77,7 @@ def test_file_created_after_the_check_stays(
         rename(directory, old, new, flags)
 
     came: list[bool] = []
-    monkeypatch.setattr("crckpt.host.observe.unix_names.rename_within", come_between)
+    monkeypatch.setattr("crckpt.host.observe.sock_diag.rename_within", come_between)
     with pytest.raises(OSError, match=r"another|replaced|exists"):
         rename_again(bound, "name")
     assert name.read_text() == "theirs"
