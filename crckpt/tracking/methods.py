@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from crckpt.errors import HostCannot
 from crckpt.helper.calls.remote_calls import OrderResult, close_descriptors, take_userfaultfds
-from crckpt.host import proc
 from crckpt.host.proc import procfs, status
 from crckpt.host.proc.fd import open_flags, read_targets
+from crckpt.host.proc.status import read_bytes
 from crckpt.host.syscalls import memory_trials, pagemap, userfaultfd
 from crckpt.tracking.preload import library
 
@@ -163,7 +163,7 @@ class PagemapAttachment:
         # After an exec the page map of the old memory is empty.
         if not entry:
             return EXECUTED
-        return HUGE_PAGES if self._misses_huge and proc.read_bytes(self._pid, "HugetlbPages") else ""
+        return HUGE_PAGES if self._misses_huge and read_bytes(self._pid, "HugetlbPages") else ""
 
     def close(self) -> None:
         """Close the page map."""

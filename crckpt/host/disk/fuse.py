@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -38,7 +38,12 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
             # "The numeric user id of the mount owner" (fuse.rst).
             owners.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
             found.update((mount.device, mount) for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
-    with suppress(OSError), opened(_open_connections()) as connections:
+    # The kernel's directory of connections, without mounting it anywhere (Linux 5.2): /sys/fs/fuse/connections is often
+    # not mounted in containers.
+    with suppress(OSError), ExitStack() as stack:
+        context = stack.enter_context(opened(syscall("fsopen", b"fusectl", 1)))  # FSOPEN_CLOEXEC
+        syscall("fsconfig", context, _CREATE, None, None, 0)
+        connections = stack.enter_context(opened(syscall("fsmount", context, 1, 0)))  # FSMOUNT_CLOEXEC
         for mount in (each for each in found.values() if each.of_all & owners):
             with suppress(OSError):
                 # The kernel names a connection by the minor number of its device. An idle connection owes no answer:
@@ -79,11 +84,3 @@ def tree_pids(root: int) -> tuple[int, ...]:
     """PIDs of the tree below `root`; none if there is no such process."""
     process = proc.read_process(root)
     return proc.read_tree(process).pids if process is not None else ()
-
-
-def _open_connections() -> int:
-    """Open the kernel's directory of connections without mounting it anywhere. Raises OSError."""
-    # Linux 5.2. /sys/fs/fuse/connections is often not mounted in containers.
-    with opened(syscall("fsopen", b"fusectl", 1)) as context:  # FSOPEN_CLOEXEC
-        syscall("fsconfig", context, _CREATE, None, None, 0)
-        return syscall("fsmount", context, 1, 0)  # FSMOUNT_CLOEXEC

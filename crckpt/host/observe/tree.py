@@ -20,6 +20,7 @@ from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
 from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps
+from crckpt.host.proc.status import tracers
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
@@ -229,7 +230,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             TracedThread(process.pid, tid, tracer)
             for process in tree.processes
             if len(process.threads) > 1
-            for tid, tracer in proc.tracers(process.pid)
+            for tid, tracer in tracers(process.pid)
         ),
         strangers=frozenset(_find_strangers(tree, descriptors)),
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),

@@ -132,7 +132,7 @@ def run_directory() -> Fact:
 
 def store(path: Path) -> Fact:
     """Check the store's owner, mode, file system and free space; or whether a missing store can be made."""
-    there, prefix = _nearest(path), ""
+    there, prefix, lost = _nearest(path), "", "nothing can be stored"
     if there != path:
         prefix = f"{path} does not exist yet; the first dump makes it: "
         # Try it: the mode does not show read-only mounts, quotas, or file systems like /proc.
@@ -140,9 +140,26 @@ def store(path: Path) -> Fact:
             Path(tempfile.mkdtemp(prefix=".crckpt-", dir=there)).rmdir()
         except OSError as error:
             found = f"{path} does not exist and cannot be made below {there}: {error.strerror}"
-            return missing(found, "nothing can be stored", _ANOTHER)
-    elif refused := _find_refusal(path):
-        return refused
+            return missing(found, lost, _ANOTHER)
+    else:
+        status = path.stat()
+        if status.st_uid != os.geteuid():
+            return missing(
+                f"{path} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}", lost, _ANOTHER
+            )
+        if not path.is_dir():
+            return missing(f"{path} is not a directory", lost, _ANOTHER)
+        if not space.is_writable(path):
+            why = "is on a read-only mount" if space.is_read_only(path) else "cannot be written (is it immutable?)"
+            return missing(f"{path} {why}", f"{lost}; what it has can be restored", _ANOTHER)
+        if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
+            # Safe only for a store: other users may need another directory.
+            return missing(
+                f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o})",
+                lost,
+                run.quote(["chmod", "700", str(path)]),
+                safe=True,
+            )
     # Without a C compiler the hold's program is a shell script in the store.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return limited(
@@ -177,28 +194,6 @@ def cgroups() -> Fact:
         return missing("no control groups are mounted", lost, "mount -t cgroup2 none /sys/fs/cgroup")
     layout = "v1 and v2 (hybrid)" if len(kinds) == 2 else "v2" if "cgroup2" in kinds else "v1"
     return ok(f"control groups {layout} are mounted")
-
-
-def _find_refusal(path: Path) -> Fact | None:
-    """Find why crckpt would refuse this directory as a store; None if it would not."""
-    lost = "nothing can be stored"
-    status = path.stat()
-    if status.st_uid != os.geteuid():
-        return missing(f"{path} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}", lost, _ANOTHER)
-    if not path.is_dir():
-        return missing(f"{path} is not a directory", lost, _ANOTHER)
-    if not space.is_writable(path):
-        why = "is on a read-only mount" if space.is_read_only(path) else "cannot be written (is it immutable?)"
-        return missing(f"{path} {why}", f"{lost}; what it has can be restored", _ANOTHER)
-    if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
-        # Safe only for a store: other users may need another directory.
-        return missing(
-            f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o})",
-            lost,
-            run.quote(["chmod", "700", str(path)]),
-            safe=True,
-        )
-    return None
 
 
 def _check_room(path: Path, more: str, prefix: str = "") -> Fact:

@@ -9,14 +9,7 @@ from crckpt.host.proc.live_root import LiveRoot, identify_live_root
 from crckpt.host.proc.maps import find_deleted_mapped_files, memory
 from crckpt.host.proc.process import Identity, Process, identify, parse_identity, read_process
 from crckpt.host.proc.procfs import boot_id, uptime_ticks
-from crckpt.host.proc.status import (
-    effective_capabilities,
-    inner_tid,
-    namespace,
-    read_bytes,
-    start_time,
-    tracers,
-)
+from crckpt.host.proc.status import effective_capabilities, inner_tid, namespace, start_time
 from crckpt.host.proc.tree import (
     IdUser,
     Tree,

@@ -11,7 +11,7 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-from crckpt.host.proc.status import read_stat
+from crckpt.host.proc.status import read_bytes, read_stat
 from crckpt.host.steps import limit
 
 QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
@@ -56,7 +56,7 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
     for pid in others:
         with suppress(OSError):
             # The resident pages do not include hugetlb pages.
-            memory += int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.read_bytes(pid, "HugetlbPages")
+            memory += int(procfs.text(f"/proc/{pid}/statm").split()[1]) + read_bytes(pid, "HugetlbPages")
     return frozenset(others), sum(map(_bytes_moved, others)), memory, _size(log)
 
 

@@ -17,6 +17,7 @@ from crckpt.errors import CrckptError, DumpFailed, HostCannot, PreflightRefused,
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
+from crckpt.host.proc.status import read_bytes
 from crckpt.host.process.cgroups import find_service
 from crckpt.host.process.own_limits import read_file_size_limit
 from crckpt.host.process.pidfd import HeldProcess
@@ -207,7 +208,7 @@ def _judge_space(target: DumpTarget, memory: int | None, *, stores: bool, warns:
             for pid in observed.tree.pids:
                 with suppress(OSError):
                     pages = count_written(summary.tracker, pid) + count_untracked(summary.tracker, pid)
-                    expected += pages * PAGE_SIZE + proc.read_bytes(pid, "RssShmem")
+                    expected += pages * PAGE_SIZE + read_bytes(pid, "RssShmem")
             images = min(images, expected)
     images += count_deleted_bytes(observed, is_in_memory)
     free, growth = read_free_space(context), None
