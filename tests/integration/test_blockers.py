@@ -101,6 +101,7 @@ def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: st
 @pytest.mark.parametrize(
     ("kind", "key"),
     {
+        "changed_vdso": "vdso-changed",
         "full_addresses": "no-free-address",
         "full_descriptors": "no-free-descriptor",
         "full_maps": "no-free-map",
@@ -129,6 +130,15 @@ def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, ki
         assert blocker["key"] == key
         assert [each["error"]["message"] for each in documents[1:]] == [blocker["what"]] * 2
         tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("command", ["restore job --new-pid-namespace", "restore job --no-preflight", "rehearse job"])
+def test_checkpoint_of_a_changed_vdso_never_reaches_criu(crckpt: Crckpt, command: str) -> None:
+    """CRIU would write where its symbols point to, with root's rights. A store may be made by others."""
+    with held("changed_vdso") as tree:
+        crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
+        error = crckpt.run(*command.split(), "--json", status=REFUSED).document["error"]
+        assert f"PID {tree.pid} has changed the symbols of its vDSO" in " ".join([error["message"], *error["causes"]])
 
 
 @pytest.mark.parametrize(("kind", "key"), [("own_dev", "mount-lookup"), ("left_mounts", "mount-lookup-mapped")])

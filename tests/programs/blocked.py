@@ -40,6 +40,7 @@ from limited import (
     shared_directories,
 )
 from not_restored import (
+    changed_vdso,
     owner_inside,
     owner_outside,
     owner_thread,
@@ -539,7 +540,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
     kind.__name__: kind
     for kind in (
         *(bpf_array, bpf_filter, bpf_queue),
-        *(block_device, character_device, corked, detached, device_map),
+        *(block_device, changed_vdso, character_device, corked, detached, device_map),
         *(epoll_of_closed, epoll_of_reused, foreign_namespace),
         *(foreign_datagrams, foreign_socket, foreign_unix_socket),
         *(

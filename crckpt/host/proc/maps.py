@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from crckpt.host.proc import procfs
 from crckpt.host.proc.procfs import DELETED
+from crckpt.images.vdso import is_sound
 from crckpt.model import PAGE_SIZE
 
 # The lines of smaps_rollup that count what CRIU writes. Shared memory counts by its Pss, the share of each process, so
@@ -37,11 +38,14 @@ _ON_FAULT: Final = re.compile(r"^VmFlags:.* lf\b", re.MULTILINE)
 # Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
 # Maps of the kernel that a restore moves: without them CRIU fails, or its code crashes (criu/pie/parasite-vdso.c).
 _VDSO, _VVAR = "[vdso]", "[vvar]"
+_VDSO_MAP: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S{4} \S+ \S+ \d+ +\[vdso\]\n", re.MULTILINE)
 _AT_SYSINFO_EHDR: Final = 33  # getauxval(3)
 
 _HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl", " lf")
 
-UnsavableKind = Literal["device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes", "vdso"]
+UnsavableKind = Literal[
+    "device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes", "vdso", "vdso-changed"
+]
 # A socket's map is of a packet socket: CRIU makes an empty ring in its place.
 _KINDS: Final[dict[str, UnsavableKind]] = {
     "/dev/": "device",
@@ -173,11 +177,21 @@ def find_unsavable_maps(pid: int) -> tuple[UnsavableMap, ...]:
     """The maps of a process that CRIU cannot save, by address; none if the process has ended."""
     with suppress(OSError):
         text = procfs.text(f"/proc/{pid}/smaps")
-        found = tuple(_find_unmapped(pid, text))
+        found = (*_find_unmapped(pid, text), *_find_changed_vdso(pid, text))
         if any(hint in text for hint in _HINTS):
             found += tuple(found for each in _MAP.finditer(text) for found in _judge(pid, *each.groups()))
         return (*found, *_find_parts(pid)) if any(each.kind == "sysv" for each in found) else found
     return ()
+
+
+def _find_changed_vdso(pid: int, maps: str) -> Iterator[UnsavableMap]:
+    """Find a vDSO that CRIU must not read."""
+    for each in _VDSO_MAP.finditer(maps):
+        start, end = (int(address, 16) for address in each.groups())
+        with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(start)
+            if not is_sound(memory.read(end - start)):
+                yield UnsavableMap(pid, start, _VDSO, "vdso-changed")
 
 
 def _find_unmapped(pid: int, maps: str) -> Iterator[UnsavableMap]:

@@ -13,6 +13,7 @@ from crckpt.errors import IntegrityError
 from crckpt.images import mm
 from crckpt.images.other_files import MemFd
 from crckpt.images.tree import ImageProcess
+from crckpt.images.vdso import is_sound
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, extent_ends
 from crckpt.store.format.index import PAGES, StoredFile
@@ -21,6 +22,8 @@ from crckpt.store.read.reader import Reader
 _MAP_SHARED: Final = 1
 _OF_THE_KERNEL: Final = mm.VVAR | mm.VSYSCALL | mm.GUARD  # CRIU saves no content of these
 _ANONYMOUS: Final = mm.ANON_PRIVATE | mm.ANON_SHARED | mm.SYSV_IPC
+# In bytes. That of Linux has two or three pages, which may have 64 KiB each.
+_LARGEST_VDSO: Final = 1 << 20
 _NOTHING: Final = np.empty(0, EXTENT)
 
 
@@ -54,7 +57,7 @@ class Region(Struct, frozen=True):
     @property
     def dirty_pages(self) -> int:
         """Pages that were written and are in no file: CRIU dumps only these."""
-        # The exception is the vdso: CRIU dumps all of it, and nobody writes it (criu/mem.c, should_dump_entire_vma).
+        # The exception is the vdso: CRIU dumps all of it (criu/mem.c, should_dump_entire_vma).
         return 0 if self.vma.status & mm.VDSO else self.pages
 
     @property
@@ -77,9 +80,10 @@ class Region(Struct, frozen=True):
 class Memory:
     """The memory of one process of a checkpoint. Every method raises IntegrityError if it is damaged."""
 
-    def __init__(self, reading: Reader, process: ImageProcess) -> None:
-        """Read nothing but the index. A zombie has no regions."""
-        self.regions = tuple(_regions(reading.files, process))
+    def __init__(self, reading: Reader, process: ImageProcess, status: int = -1) -> None:
+        """Read nothing but the index. A zombie has no regions. `status`: only maps that have one of these bits."""
+        vmas = process.memory.vmas if process.memory is not None else ()
+        self.regions = tuple(_regions(reading.files, process, [vma for vma in vmas if vma.status & status]))
         self._reading = reading
 
     def runs(self, region: Region) -> Iterator[tuple[int, memoryview]]:
@@ -170,11 +174,29 @@ def _as_stored_file(extents: Extents) -> StoredFile:
     return StoredFile("pages", PAGES, int(extents["count"].sum(dtype=np.int64)) * PAGE_SIZE, "", extents)
 
 
-def _regions(files: Iterable[StoredFile], process: ImageProcess) -> Iterator[Region]:
+def find_unsound_vdsos(reading: Reader, processes: Iterable[ImageProcess]) -> frozenset[int]:
+    """Find the PIDs of processes whose vDSO CRIU must not read. Raises IntegrityError."""
+    # Most have the same.
+    known: dict[bytes, bool] = {}
+    found = set()
+    for process in processes:
+        memory = Memory(reading, process, mm.VDSO)
+        for region in memory.regions:
+            pages = region.extents[["count", "pack", "page"]].tobytes()
+            if pages not in known and region.vma.size <= _LARGEST_VDSO:
+                content = memory.read(region.vma.start, region.vma.size)
+                known[pages] = len(content) == region.vma.size and is_sound(content)
+            # Shared memory may change until CRIU reads it.
+            if region.is_shared or not known.get(pages):
+                found.add(process.pid)
+    return frozenset(found)
+
+
+def _regions(files: Iterable[StoredFile], process: ImageProcess, vmas: Iterable[mm.Vma]) -> Iterator[Region]:
     mapped = {file.id: file for file in process.mapped}
     extents: dict[str, Extents] = {}
     stored = {file.pagemap: file for file in files}
-    for vma in process.memory.vmas if process.memory is not None else ():
+    for vma in vmas:
         file = None if vma.file_id is None else mapped[vma.file_id]
         # The page map that has its pages: that of the process, or that of its shared memory.
         source, shift = f"pagemap-{process.pid}.img", 0

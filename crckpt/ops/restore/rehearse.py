@@ -199,7 +199,7 @@ def rehearse_checkpoint(
         details = read_details(repository, checkpoint)
         # Files are cut back in the overlay only.
         choices = RestoreRequest(request.ref, detach=True, tcp="close", grown="rewind", new_pid_namespace=True)
-        planned = plan_restore(choices, checkpoint, tree, details, criu, is_rehearsal=True)
+        planned = plan_restore(choices, checkpoint, tree, details, criu, reading, is_rehearsal=True)
         verdict, limit = _judge(planned, reading.files, find_work_place(context, repository), request.values)
         # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(opened_work_directory(context, repository)).resolve()

@@ -210,7 +210,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = None
         details = read_details(repository, checkpoint)
         attributes = plan_attributes(read_attribute_record(details), tree, allow_weaker=request.allow_weaker)
-        verdict = judge_attempt(attempt, tree, reading.files, details, attributes)
+        verdict = judge_attempt(attempt, tree, reading, details, attributes)
         if request.dry_run:
             paths = Paths(Path("IMAGES"), Path("WORK"))
             command = attempt.command(paths, (), stream=not tree.is_read_by_position)

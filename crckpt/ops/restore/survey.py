@@ -32,6 +32,7 @@ from crckpt.host.process.terminals import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
+from crckpt.ops.inspect.memory import find_unsound_vdsos
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.launch import find_work_place
@@ -59,6 +60,7 @@ from crckpt.store import Checkpoint
 
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
+    from crckpt.store.read.reader import Reader
 
 _REAPED_WITHIN_S = 5.0  # init may take a second or two
 # Bytes of its log, and more.
@@ -78,6 +80,7 @@ def plan_restore(
     tree: ImageTree,
     details: dict[str, Any],
     criu: Criu,
+    reading: Reader,
     *,
     is_orphan: bool = False,
     is_rehearsal: bool = False,
@@ -112,13 +115,14 @@ def plan_restore(
         is_rehearsal=is_rehearsal,
         still_runs=request.still_runs,
         shares_kernel=request.shares_kernel,
+        unsound_vdsos=find_unsound_vdsos(reading, tree.processes),
     )
 
 
 def judge_attempt(
     attempt: RestoreAttempt,
     tree: ImageTree,
-    files: tuple[StoredFile, ...],
+    reading: Reader,
     details: dict[str, Any],
     attributes: AttributeRestore,
 ) -> RestoreVerdict:
@@ -127,8 +131,10 @@ def judge_attempt(
     Raises PreflightRefused if something prevents the restore that its user has not allowed.
     """
     request, checkpoint, kept = attempt.request, attempt.checkpoint, attributes.verdict
-    planned = plan_restore(request, checkpoint, tree, details, attempt.criu, is_orphan=not attempt.is_sibling)
-    verdict = judge_restore(planned, survey(planned, files, find_work_place(attempt.context, attempt.repository)))
+    planned = plan_restore(request, checkpoint, tree, details, attempt.criu, reading, is_orphan=not attempt.is_sibling)
+    verdict = judge_restore(
+        planned, survey(planned, reading.files, find_work_place(attempt.context, attempt.repository))
+    )
     if kept.blockers:
         raise preflight_refusal(kept.blockers)
     # --no-preflight does not lift this: CRIU would restore the tree without a word, unprotected.

@@ -68,8 +68,8 @@ def judge_maps(observed: Observed) -> Iterator[Finding]:
     for mapping in observed.unsavable_maps:
         if mapping.kind == "device":
             yield cause("device-map").finding(pid=mapping.pid, address=f"{mapping.start:x}")
-        elif mapping.kind == "uprobes":
-            yield cause("uprobes").finding(pid=mapping.pid)
+        elif mapping.kind in ("uprobes", "vdso-changed"):
+            yield cause(mapping.kind).finding(pid=mapping.pid)
         elif mapping.kind == "vdso":
             yield cause("vdso-unmapped").finding(pid=mapping.pid, map=mapping.path)
         # CRIU saves it with the whole IPC namespace, which must be the tree's own (criu/cr-dump.c:477).

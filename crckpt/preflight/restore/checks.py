@@ -21,7 +21,7 @@ from crckpt.preflight.restore.host import HostState, PlannedRestore, judge_requi
 from crckpt.preflight.restore.sockets import judge_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids, find_taken_ids, judge_tasks
 
-UNCONDITIONAL = frozenset({"user-namespace-recorded"})
+UNCONDITIONAL = frozenset({"user-namespace-recorded", "vdso-changed"})
 """Keys of blockers that --no-preflight does not lift."""
 
 _REWOUND: Final = "file-rewound"
@@ -90,6 +90,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
             *judge_sockets(planned, host),
             *judge_locks(tree, host),
             *(cause("user-namespace-recorded").finding(pid=each.pid, comm=each.comm) for each in others),
+            *(cause("vdso-changed").finding(pid=pid) for pid in sorted(planned.unsound_vdsos)),
             *judge_requirements(planned, max(find_needed_ids(tree)), host.resources),
             *judge_terminals(planned, host),
             *((cause("output-socket").finding(),) if is_socket else ()),

@@ -53,6 +53,7 @@ class PlannedRestore(Struct, frozen=True):
     - `is_rehearsal`: what it writes to files is lost with it
     - `still_runs`: the tree runs on, and goes on writing its files: this only checks
     - `shares_kernel`: it still is on another host with this kernel, maybe in the same directories
+    - `unsound_vdsos`: the PIDs of processes whose vDSO CRIU must not read
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
     """
 
@@ -80,6 +81,7 @@ class PlannedRestore(Struct, frozen=True):
     heads: Mapping[str, str] = {}
     times: Mapping[str, float] = {}
     cpu_seconds: float = 0
+    unsound_vdsos: frozenset[int] = frozenset()
 
 
 # Of `Inventory.lsm` (images/inventory.proto).
