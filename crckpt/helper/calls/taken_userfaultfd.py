@@ -20,7 +20,6 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc import Identity
-from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls import ptrace
@@ -84,7 +83,7 @@ def take_one(
 def _is_userfaultfd(tid: int, descriptor: int) -> bool:
     """Return whether a descriptor is one, in the table of this thread: it may have its own table."""
     with suppress(OSError):
-        return read_target(tid, descriptor) == "anon_inode:[userfaultfd]"
+        return str(Path(f"/proc/{tid}/fd/{descriptor}").readlink()) == "anon_inode:[userfaultfd]"
     return False
 
 

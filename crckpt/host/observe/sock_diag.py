@@ -116,11 +116,6 @@ def opened_file(held: int | socket.socket) -> AbstractContextManager[int]:
     return opened(fcntl.ioctl(held, _SIOCUNIXFILE))
 
 
-def read_path(file: int) -> str:
-    """Read the path of an open file, as a link of /proc/PID/fd has it. Raises OSError."""
-    return str(Path(f"/proc/self/fd/{file}").readlink())
-
-
 class UnixNames:
     """The names of unix sockets on this host, and in our network namespace."""
 
@@ -190,7 +185,7 @@ def find_renamed(held: socket.socket) -> RenamedSocket | None:
         if held.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_DGRAM:
             return None  # CRIU binds no connection, which has the name of the socket that accepted it
     with suppress(OSError), opened_file(held) as file:
-        found, link = os.fstat(file), read_path(file)
+        found, link = os.fstat(file), str(Path(f"/proc/self/fd/{file}").readlink())
         bound = Path(name)
         if not found.st_nlink or (bound.is_absolute() and _is(bound, found)):
             return None
@@ -210,7 +205,7 @@ def rename_again(held: socket.socket, new: str) -> None:
     if "/" in new or new in ("", ".", ".."):
         raise ValueError("it is no file name")
     with opened_file(held) as file:
-        path = Path(read_path(file))
+        path = Path(f"/proc/self/fd/{file}").readlink()
         with opened(open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)) as directory:
             _refuse_other(path.name, directory, os.fstat(file))
             try:

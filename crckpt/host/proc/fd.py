@@ -85,17 +85,12 @@ def socket_inode(target: str) -> int:
     return int(inode) if target.startswith(_SOCKET) and inode.isdecimal() else 0
 
 
-def read_target(pid: int, fd: int) -> str:
-    """Read the target of a descriptor of a process, or of one thread. Raises OSError."""
-    return os.readlink(f"/proc/{pid}/fd/{fd}")
-
-
 def read_targets(pid: int) -> Iterator[tuple[int, str]]:
     """Number and target of each descriptor, ascending. Raises OSError if the process has ended."""
     # No more is read: this is used while a tree is frozen, and a process may have very many.
     for fd in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
         with suppress(OSError):  # it was closed in the meantime
-            yield fd, read_target(pid, fd)
+            yield fd, os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
 def read_link(link: str) -> tuple[str, os.stat_result] | None:
@@ -135,7 +130,7 @@ def descriptors(pid: int) -> tuple[Descriptor, ...]:
 
 def _read_descriptor(pid: int, fd: int) -> Descriptor:
     try:
-        target = read_target(pid, fd)
+        target = os.readlink(f"/proc/{pid}/fd/{fd}")
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -23,7 +23,6 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.status import read_stat
 from crckpt.host.syscalls import ptrace_requests
@@ -63,7 +62,15 @@ class StoppedThread:
         self._found = found
         self.is_compat = found.is_compat
         """Whether it runs 32-bit code: system calls have other numbers there."""
-        self._instruction = _find_instruction(pid, found.convention.instruction)
+        vdso = next((each for each in read_maps(pid) if each.path == "[vdso]"), None)
+        place = -1
+        if vdso is not None:
+            with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+                memory.seek(vdso.start)
+                place = memory.read(vdso.end - vdso.start).find(found.convention.instruction)
+        if vdso is None or place < 0:
+            raise Refused(f"PID {pid} has no vdso with a system call instruction")
+        self._instruction = vdso.start + place
 
     def system_call(self, number: int, *arguments: int, within_s: float | None = None) -> int:
         """Make this call with up to six arguments; return its result, or minus the errno.
@@ -199,7 +206,7 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
 
     def is_socket(descriptor: int) -> bool:
         with suppress(OSError):
-            return read_target(tid, descriptor & 2**31 - 1).startswith("socket:")
+            return str(Path(f"/proc/{tid}/fd/{descriptor & 2**31 - 1}").readlink()).startswith("socket:")
         return False
 
     # Have the kernel make the call again that the thread waits in, unless a handler runs.
@@ -288,18 +295,6 @@ def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
         if left <= 0:
             raise TimeoutError(f"PID {pid} did not stop within {within_s:g} s")
         signal.sigtimedwait((signal.SIGCHLD,), left)
-
-
-def _find_instruction(pid: int, wanted: bytes) -> int:
-    """The address of these bytes in its vdso. Raises Refused."""
-    for each in read_maps(pid):
-        if each.path == "[vdso]":
-            with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-                memory.seek(each.start)
-                found = memory.read(each.end - each.start).find(wanted)
-            if found >= 0:
-                return each.start + found
-    raise Refused(f"PID {pid} has no vdso with a system call instruction")
 
 
 def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) -> None:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from crckpt.host import machine, proc
 from crckpt.host.disk.path_trust import find_group_name, find_user_name
 from crckpt.host.network.packet_filter import read_packet_rules
-from crckpt.host.observe.sock_diag import opened_file, read_path, read_unix_sockets
+from crckpt.host.observe.sock_diag import opened_file, read_unix_sockets
 from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.observe.watches import find_watched_paths
 from crckpt.host.opened import as_socket
@@ -326,7 +327,7 @@ def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
         return live.name
     for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
         with suppress(OSError), opened_file(borrowed) as file:
-            path = read_path(file)
+            path = str(Path(f"/proc/self/fd/{file}").readlink())
             # CRIU takes the name of bind(2), and the directory in which its file is now.
             if path.endswith(DELETED):
                 return ""
