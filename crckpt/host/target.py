@@ -114,7 +114,16 @@ def _of_pidfile(name: str) -> int:
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # by the clock as it is set now
     # A process that is younger than the file has not written it.
     if process is None or booted + process.start / os.sysconf("SC_CLK_TCK") > written:
-        process = _find_restored_with(pid, name) or process
+        # The root of a restored tree may have this PID in a PID namespace of its own.
+        found = [root for _, root in find_restored_trees() if len(root.ns_pids) > 1 and root.ns_pids[-1] == pid]
+        if len(found) > 1:
+            names = ", ".join(f"{root.comm} (PID {root.pid})" for root in found)
+            raise UsageError(
+                f"several restored programs have PID {pid} in their namespaces, which the pidfile {name} names: "
+                f"{names}",
+                hint="name one of these PIDs",
+            )
+        process = found[0] if found else process
     if process is None:
         raise TargetNotRunning(
             f"there is no process {pid}, which the pidfile {name} names", hint="check that the program runs"
@@ -129,18 +138,6 @@ def _of_pidfile(name: str) -> int:
             hint=f"if this is the right process, use its PID: {process.pid}; or keep the file in a directory of root's",
         )
     return process.pid
-
-
-def _find_restored_with(pid: int, pidfile: str) -> proc.Process | None:
-    """Find the root of the restored tree that has this PID in a PID namespace of its own. Raises UsageError."""
-    found = [root for _, root in find_restored_trees() if len(root.ns_pids) > 1 and root.ns_pids[-1] == pid]
-    if len(found) > 1:
-        names = ", ".join(f"{root.comm} (PID {root.pid})" for root in found)
-        raise UsageError(
-            f"several restored programs have PID {pid} in their namespaces, which the pidfile {pidfile} names: {names}",
-            hint="name one of these PIDs",
-        )
-    return found[0] if found else None
 
 
 def _of_unit(name: str) -> int:
