@@ -193,3 +193,38 @@ VISIBLE int fanotify_init(unsigned flags, unsigned event_flags)
 {
     MAKE(SYS_fanotify_init, flags, event_flags)
 }
+
+/* Make the call as the holder, and never as root: what it may watch or lease depends on the caller's rights alone. */
+#define MAKE_ONLY(...)                               \
+    long made;                                       \
+    if (AS_HOLDER(made, syscall(__VA_ARGS__)))       \
+        return made;                                 \
+    return syscall(__VA_ARGS__);
+
+/* CRIU finds what was watched by its path, where the file of another user may be by now. */
+VISIBLE int inotify_add_watch(int number, const char *path, uint32_t mask)
+{
+    MAKE_ONLY(SYS_inotify_add_watch, number, path, mask)
+}
+
+VISIBLE int fanotify_mark(int number, unsigned flags, uint64_t mask, int directory, const char *path)
+{
+    MAKE_ONLY(SYS_fanotify_mark, number, flags, mask, directory, path)
+}
+
+#undef fcntl64
+
+VISIBLE int fcntl(int number, int command, ...)
+{
+    va_list more;
+    va_start(more, command);
+    long value = va_arg(more, long);
+    va_end(more);
+    /* The kernel makes the caller the owner of the signals; CRIU would set the lease as the owner of the file. */
+    if (command == F_SETLEASE) {
+        MAKE_ONLY(SYS_fcntl, number, command, value)
+    }
+    return syscall(SYS_fcntl, number, command, value);
+}
+
+ALIAS(fcntl64, fcntl);
