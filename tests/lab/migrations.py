@@ -122,10 +122,7 @@ def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
     running = copies(lab)
     if not running:
         for _ in range(2):
-            host, move = _find_way_out(lab)
-            result = lab.run(host, "crckpt", "migrate", "--resume", move, status=None)
-            message += f"\n{host}: --resume ended with {result.status}\n{result.out}{result.err}"
-            wait_until_settled(lab)
+            message += resume(lab)
             running = copies(lab)
             if running:
                 break
@@ -141,6 +138,14 @@ def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
         if version is not None:
             assert lab.is_at(host, version) == (host == here), f"{host} has the address, or lacks it:\n{message}"
     return here
+
+
+def resume(lab: TwoHosts) -> str:
+    """Resume a move in doubt, on the side that goes on; return what crckpt printed."""
+    host, move = _find_way_out(lab)
+    result = lab.run(host, "crckpt", "migrate", "--resume", move, status=None)
+    wait_until_settled(lab)
+    return f"\n{host}: --resume ended with {result.status}\n{result.out}{result.err}"
 
 
 def _find_way_out(lab: TwoHosts) -> tuple[str, str]:
