@@ -119,7 +119,7 @@ class AttributeRecord(Struct, frozen=True):
 
     - `cpus`: the CPUs that were online
     - `groups`: the distinct sets of groups of its processes
-    - `sockets`: the sockets that have more than CRIU saves, each once
+    - `sockets`: the sockets that have more than CRIU saves, each once; if not all processes are root's, all sockets
     - `descriptors`: timers and terminals that have more than CRIU saves
     - `asked`: the processes that crckpt asked, or had no reason to ask; None if an older crckpt did not record this
     """

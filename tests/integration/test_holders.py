@@ -5,18 +5,25 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 from command import Crckpt
 from stopped_trees import JOB
-from trees import NOBODY, PYTHON, Case, Tree, started
+from trees import NOBODY, PYTHON, Case, Tree, started, wait_for
 
+from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.pidfd import borrow
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
+CAP_SYS_RESOURCE: Final = 24
+REFUSED: Final = 24
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 HAS: Final = """
 import os, select, socket, struct, sys
@@ -63,6 +70,107 @@ def test_sockets_belong_to_the_programs_user(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
         assert owners(tree) == {"tcp": NOBODY, "udp": NOBODY}
         assert tree.facts()[""]["peer"] == [NOBODY, NOBODY]
+
+
+ACCEPTS: Final = """
+import os, socket, struct, sys
+from selfcheck import Program
+from pathlib import Path
+def listening(name):
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(name)
+    made.listen(100)
+    return made
+def peer(held):
+    return struct.unpack("3i", held.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1:]
+entrance = listening("\\0crckpt-entrance-%d" % os.getpid())
+removed = sys.argv[1] + "/removed"
+listeners = [listening(name) for name in ("\\0crckpt-test-%d" % os.getpid(), removed)]
+clients = [socket.socket(socket.AF_UNIX) for _ in listeners]
+for client, listener in zip(clients, listeners):
+    client.connect(listener.getsockname())
+os.unlink(removed)
+program = Program(Path(sys.argv[1]))
+def step():
+    if not os.path.exists(sys.argv[1] + "/accept") or "peers" in program.facts:
+        return
+    program.facts["peers"] = [peer(listener.accept()[0]) for listener in listeners]
+program.run(step)
+"""
+
+
+def test_connections_that_wait_to_be_accepted_are_the_users(crckpt: Crckpt) -> None:
+    """A server would take the client for root; and each client the server, from its first moment on."""
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", ACCEPTS, "{workdir}")
+    with started(Case("accepts", (*AS_NOBODY, *words), user=NOBODY)) as tree:
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        with _servers(f"\0crckpt-entrance-{tree.pid}") as servers:
+            crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert servers == {(NOBODY, NOBODY)}
+        (tree.workdir / "accept").touch()
+        tree.wait_growth(tree.counters())
+        assert tree.facts()[""]["peers"] == [[NOBODY, NOBODY]] * 2
+
+
+@contextmanager
+def _servers(name: str) -> Iterator[set[tuple[int, int]]]:
+    """Connect to `name` all the time; give the users and groups that listened there."""
+    found: set[tuple[int, int]] = set()
+    is_over = threading.Event()
+
+    def connect() -> None:
+        while not is_over.wait(0.001):
+            with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionError, BlockingIOError):
+                client.setblocking(False)
+                client.connect(name)
+                _, *server = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                found.add((server[0], server[1]))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+# A user's program makes sockets, which a child keeps, and executes one of root's (su).
+SHARES: Final = """
+import os, socket, sys
+python = sys.argv.pop()
+sockets = [socket.socket(family, socket.SOCK_DGRAM) for family in (socket.AF_INET, socket.AF_UNIX)]
+if os.fork() == 0:
+    from counter import main
+    main()
+for held in sockets:
+    held.set_inheritable(True)
+os.execv(python, [python, "-c", "import os, time; os.setresuid(0, 0, 0); time.sleep(1000)"])
+"""
+
+
+def test_socket_that_a_process_of_root_shares_needs_an_option(crckpt: Crckpt) -> None:
+    """CRIU makes it in the process with the lowest PID: rules for packets of root would hold for the user."""
+    if CAP_SYS_RESOURCE not in effective_capabilities():
+        pytest.skip("needs CAP_SYS_RESOURCE, to dump processes of two users")
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        python = Path(place, "python3")
+        python.write_bytes(Path(PYTHON).read_bytes())
+        python.chmod(0o4755)
+        words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", SHARES, "{workdir}", str(python))
+        with started(Case("shares", (*AS_NOBODY, *words), user=NOBODY)) as tree:
+            wait_for(lambda: Path(f"/proc/{tree.pid}").stat().st_uid == 0, 10, "root's program")
+            before = tree.counters()
+            crckpt.run("dump", str(tree.pid), JOB, "--stop")
+            tree.wait_gone()
+            why = f"is a socket of user {NOBODY}; after a restore, others would take it for one of user 0"
+            assert why in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert why in crckpt.run("restore", JOB, "--detach", "--allow-weaker").out
+            tree.wait_growth(before)
 
 
 NETLINK: Final = """

@@ -10,6 +10,7 @@ Sources: socket(7), ip(7), ipv6(7), tcp(7), udp(7), packet(7), netlink(7), RFC 3
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
@@ -117,16 +118,18 @@ OPTIONS: Final = {
 }
 
 
-class SocketRecord(Struct, frozen=True):
+class SocketRecord(Struct, frozen=True, omit_defaults=True):
     """Properties of a socket that CRIU does not save.
 
     `pid` and `fd` name one of its descriptors. `options` differ from those of a new socket; `interfaces` are options
     that name a network interface.
 
     `owner` is the user and group that SO_PEERCRED reports: of a unix socket that `is_listening` its own, as clients see
-    them, of a connected one those of its peer. CRIU makes all of them root's. It is empty if nothing is lost: for root,
-    and for a peer of the same user. A socket that `has_keys` accepts only signed TCP segments. `new_name` is what the
-    file of a unix socket was renamed to after bind(2). `losses` are of what waited in it, only of a frozen process.
+    them, of a connected one those of its peer. It is empty if there is none; in older checkpoints also for root, and
+    for a peer of the same user. `maker` is the user and group that the kernel takes for the socket's own, for example
+    in rules of the packet filter; older checkpoints have none. A socket that `has_keys` accepts only signed TCP
+    segments. `new_name` is what the file of a unix socket was renamed to after bind(2). `losses` are of what waited in
+    it, only of a frozen process.
     """
 
     pid: int
@@ -144,6 +147,7 @@ class SocketRecord(Struct, frozen=True):
     has_keys: bool = False
     new_name: Annotated[str, Meta(max_length=255)] = ""
     losses: tuple[Loss, ...] = ()
+    maker: Annotated[tuple[User, ...], Meta(max_length=2)] = ()
 
     @property
     def is_tcp(self) -> bool:
@@ -151,9 +155,10 @@ class SocketRecord(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to restore."""
+        """Whether there is nothing to restore in a tree of root's: all that CRIU makes there is root's, too."""
         has_settings = self.options or self.interfaces or self.memberships
-        return not (has_settings or self.owner or self.has_keys or self.new_name or self.losses)
+        is_of_user = any(self.owner) or any(self.maker)
+        return not (has_settings or is_of_user or self.has_keys or self.new_name or self.losses)
 
 
 class SocketFailure(Struct, frozen=True):
@@ -165,12 +170,12 @@ class SocketFailure(Struct, frozen=True):
 
 
 def read_sockets(
-    pid: int, inside: int, user: int, skip: set[int], *, is_frozen: bool = False
+    pid: int, inside: int, skip: set[int], *, everything: bool = False, is_frozen: bool = False
 ) -> Iterator[SocketRecord]:
-    """Read the sockets of a process that have properties to restore. Raises OSError if the process has ended.
+    """Read the sockets of a process; unless `everything`, only those that have properties to restore.
 
-    It runs as `user`; `inside` is its PID in its own namespace. Skip the inodes in `skip`, and add those that were
-    read.
+    `inside` is its PID in its own namespace. Skip the inodes in `skip`, and add those that were read. Raises OSError if
+    the process has ended.
     """
     inodes: dict[int, int] = {}
     for fd, target in read_targets(pid):
@@ -192,8 +197,9 @@ def read_sockets(
             elif uses_memory:
                 groups = list(multicast.find_groups(pid)) if groups is None else groups
                 memberships = tuple(multicast.find_memberships(held, groups))
-            owner, listens = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
-            renamed = find_renamed(held) if kind[0] == socket.AF_UNIX else None
+            of_unix = kind[0] == socket.AF_UNIX
+            status = os.fstat(ours)
+            renamed = find_renamed(held) if of_unix else None
             found = SocketRecord(
                 inside,
                 fd,
@@ -203,20 +209,22 @@ def read_sockets(
                 options,
                 interfaces,
                 memberships,
-                owner,
-                listens,
+                owner(ours) if of_unix else (),
+                of_unix and is_listening(held),
                 inodes[fd] in (with_keys or ()),
                 renamed.new if renamed is not None else "",
                 find_losses(held, *kind[:2], is_frozen=True) if is_frozen else (),
+                (status.st_uid, status.st_gid),
             )
-            if not found.is_empty:
+            if everything or not found.is_empty:
                 yield found
 
 
 def owner(ours: int) -> tuple[int, ...]:
-    """User and group that a unix socket reports of its maker or its peer. Raises OSError."""
+    """User and group that a unix socket reports of its maker or its peer; empty if there is none. Raises OSError."""
     with as_socket(ours) as held:
-        return read_credentials(held)[1:]
+        found = read_credentials(held)[1:]
+    return found if found[0] != _NOBODY else ()
 
 
 def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
@@ -240,6 +248,7 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
             failed.append(SocketFailure(f"the name {record.new_name}", protects=False, why=_reason(error)))
     if not is_gone:
         yield from failed
+    yield from _restore_owners(ours, record)
 
 
 def _is_connected(held: socket.socket) -> bool:
@@ -249,13 +258,32 @@ def _is_connected(held: socket.socket) -> bool:
     return False
 
 
-def _owner(held: socket.socket, user: int) -> tuple[tuple[int, ...], bool]:
-    _, *made_by = read_credentials(held)
-    # CRIU makes all owners root's: nothing is lost of root's own.
-    if made_by[0] in (0, _NOBODY):
-        return (), False
-    listens = is_listening(held)
-    return tuple(made_by) if listens or made_by[0] != user else (), listens
+def _restore_owners(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
+    """Compare the maker of a socket, and its peer, with the record, and set the maker."""
+    # Of a shared socket CRIU makes the process with the lowest PID the maker, whoever that was.
+    status, of_unix = os.fstat(ours), record.family == socket.AF_UNIX
+    maker, error = (status.st_uid, status.st_gid), ""
+    if record.maker and maker != record.maker and record.family != socket.AF_NETLINK:
+        try:
+            os.fchown(ours, *record.maker)
+        except OSError as failure:
+            error = _reason(failure)
+    # The kernel judges packets, and what is written to netlink, also by who has opened the socket. That stays.
+    if record.maker and _is_other(maker, record.maker) and (error or not of_unix):
+        protects = record.maker[0] != 0
+        if protects or record.family == socket.AF_NETLINK:
+            why = f"user {maker[0]} has made it, instead of user {record.maker[0]}" + (error and f": {error}")
+            yield SocketFailure("the owner", protects=protects, why=why)
+    if of_unix and record.owner and not record.is_listening:
+        peer = owner(ours)
+        if peer and _is_other(peer, record.owner):
+            why = f"it is user {peer[0]} instead of user {record.owner[0]}"
+            yield SocketFailure("the peer's user (SO_PEERCRED)", protects=record.owner[0] != 0, why=why)
+
+
+def _is_other(now: tuple[int, ...], before: tuple[int, ...]) -> bool:
+    """Return whether this is another user than before, or has got root's group."""
+    return now[0] != before[0] or (now[1:] == (0,) and now != before)
 
 
 @cache

@@ -229,13 +229,16 @@ def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = F
     were_asked: list[int] = []
     found: list[SocketRecord] = []
     known: set[int] = set()
-    for process in proc.read_tree(root).processes:
+    processes_now = proc.read_tree(root).processes
+    # What root alone has made, CRIU makes as root again.
+    has_users = any(any(process.uids) for process in processes_now)
+    for process in processes_now:
         with suppress(OSError):
             read = _read_process(process, asked.of_processes.get(process.pid, {}), groups)
             # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
             numbers = set(known)
             own_sockets = tuple(
-                read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers, is_frozen=is_frozen)
+                read_sockets(process.pid, process.ns_pids[-1], numbers, everything=has_users, is_frozen=is_frozen)
             )
             # Else this may be of another process that has got its PID.
             if process.identity.keeps_pid:

@@ -121,7 +121,8 @@ def find_recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[
     by_inode: dict[int, tuple[int, int, InetSocket | UnixSocket | NetlinkSocket]] = {}
     # CRIU saves no inode of a packet socket: look for it where the dump found it.
     by_descriptor: dict[tuple[int, int], PacketSocket] = {}
-    for process in tree.processes if record.sockets else ():
+    # CRIU makes a shared file in the process with the lowest PID.
+    for process in sorted(tree.processes, key=lambda each: each.pid) if record.sockets else ():
         for descriptor in process.descriptors:
             file = descriptor.file
             if isinstance(file, InetSocket | UnixSocket | NetlinkSocket):
@@ -211,14 +212,23 @@ def _check_groups(
 
 
 def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
-    """Find sockets that lose their peer's user or the keys of their segments."""
-    inside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and not file.external}
-    comms = {process.pid: process.comm for process in tree.processes}
+    """Find sockets that lose their own or their peer's user, or the keys of their segments."""
+    listening = {file.inode for file in tree.files if isinstance(file, UnixSocket) and file.is_listening}
+    outside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and file.external}
+    processes = {process.pid: process for process in tree.processes}
     for found in find_recorded_sockets(record, tree):
-        values = {"fd": found.fd, "pid": found.pid, "comm": comms[found.pid]}
-        # After a restore the peer of such a connection within the tree seems to be root.
-        is_within = isinstance(found.file, UnixSocket) and found.file.peer in inside
-        if found.record.owner and not found.record.is_listening and is_within:
+        core, file = processes[found.pid].core, found.file
+        values = {"fd": found.fd, "pid": found.pid, "comm": core.comm}
+        # With the rights of this user it is made again.
+        trusted = (0, core.rights.uids[3] if core.rights is not None else 0)
+        peer = file.peer if isinstance(file, UnixSocket) else 0
+        # Clients and servers are told of each other at once. The kernel keeps who opened a socket, and judges by that
+        # what other sockets than unix sockets send.
+        if found.record.is_listening or peer in listening or not isinstance(file, UnixSocket):
+            maker = found.record.owner if found.record.is_listening else found.record.maker
+            if maker and maker[0] not in trusted:
+                yield cause("maker-lost").finding(user=maker[0], now=trusted[1], **values)
+        elif found.record.owner and found.record.owner[0] not in trusted and peer not in outside:
             yield cause("peer-lost").finding(user=found.record.owner[0], **values)
         if found.record.has_keys:
             yield cause("tcp-keys-lost").finding(**values)

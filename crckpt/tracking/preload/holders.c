@@ -14,6 +14,7 @@
  */
 #include "restore_library.h"
 
+#include <linux/capability.h>
 #include <sys/prctl.h>
 
 #define MOST_GROUPS 65536 /* NGROUPS_MAX of linux/limits.h */
@@ -132,6 +133,18 @@ void become_builder(void)
     errno = why;
 }
 
+/* Have root's capabilities as another user, until `become_builder`. */
+static void have_all_rights(void)
+{
+    struct __user_cap_header_struct version = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct rights[_LINUX_CAPABILITY_U32S_3];
+    if (syscall(SYS_capget, &version, rights))
+        return;
+    for (int i = 0; i < _LINUX_CAPABILITY_U32S_3; i++)
+        rights[i].effective = rights[i].permitted;
+    syscall(SYS_capset, &version, rights);
+}
+
 /* Make the call as the holder, and as root if that is not allowed. */
 #define MAKE(...)                                                                \
     long made;                                                                   \
@@ -152,11 +165,13 @@ VISIBLE int socket(int family, int type, int protocol)
     long made;
     if (AS_HOLDER(made, syscall(SYS_socket, family, type, protocol)) && (made >= 0 || is_netlink || !is_forbidden()))
         return made;
+    /* The program may have the right that this takes, without being root: rules for packets go by users. */
+    int is_other = become_holder();
+    if (is_other)
+        have_all_rights();
     made = syscall(SYS_socket, family, type, protocol);
-    /* The program may have the right that this took, and is no root for all that: this is what rules go by (sk_uid). */
-    const uint32_t *holder = made >= 0 ? find_holder() : NULL;
-    if (holder)
-        syscall(SYS_fchown, made, (long)holder[1], (long)holder[2]);
+    if (is_other)
+        become_builder();
     return made;
 }
 

@@ -15,13 +15,14 @@ from crckpt.host.attributes.sockets import SocketRecord, read_sockets, restore_s
 from crckpt.preflight.attribute_record import read_attribute_record
 
 RECVERR, USER_TIMEOUT = 11, 18
+USER = (1234, 2345)
 
 
 @pytest.fixture
 def others() -> set[int]:
     """Inodes of the sockets that this process has already."""
     found: set[int] = set()
-    list(read_sockets(os.getpid(), 1, 0, found))
+    list(read_sockets(os.getpid(), 1, found))
     return found
 
 
@@ -38,17 +39,56 @@ def udp() -> Iterator[socket.socket]:
 
 
 def test_socket_with_defaults_is_not_recorded(others: set[int], udp: socket.socket) -> None:
-    assert list(read_sockets(os.getpid(), 1, 0, others)) == []
+    assert list(read_sockets(os.getpid(), 1, others)) == []
     assert os.fstat(udp.fileno()).st_ino in others
 
 
 def test_socket_is_recorded_once_with_its_unusual_options(others: set[int], udp: socket.socket) -> None:
     udp.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
     with udp.dup() as again:
-        (found,) = read_sockets(os.getpid(), 77, 0, others)
+        (found,) = read_sockets(os.getpid(), 77, others)
         assert found.fd in (udp.fileno(), again.fileno())
     assert found.options == {"IP_RECVERR": (1,)}
     assert (found.pid, found.inode) == (77, os.fstat(udp.fileno()).st_ino)
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give sockets to other users")
+
+
+def test_sockets_are_recorded_with_their_users(others: set[int], udp: socket.socket) -> None:
+    us = (os.geteuid(), os.getegid())
+    one, other = socket.socketpair()
+    with one, other:
+        found = {each.fd: each for each in read_sockets(os.getpid(), 1, others, everything=True)}
+        assert [found[each.fileno()].maker for each in (udp, one)] == [us, us]
+        assert [found[each.fileno()].owner for each in (udp, one)] == [(), us]
+
+
+@as_root
+def test_unix_socket_gets_its_maker_again() -> None:
+    with socket.socket(socket.AF_UNIX) as held:
+        assert list(restore_socket(held.fileno(), _record(held, protocol=0, maker=USER))) == []
+        assert os.fstat(held.fileno())[4:6] == USER
+
+
+@as_root
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_NETLINK])
+def test_socket_that_root_has_made_for_a_user_is_a_loss(family: int) -> None:
+    """Rules for packets, and netlink, go by who has opened the file."""
+    with socket.socket(family, socket.SOCK_DGRAM) as held:
+        protocol = 17 if family == socket.AF_INET else 0
+        (lost,) = restore_socket(held.fileno(), _record(held, protocol=protocol, maker=USER))
+        assert lost.protects
+        assert "user 0 has made it, instead of user 1234" in lost.why
+
+
+@as_root
+@pytest.mark.parametrize(("peer", "protects"), [(USER, [True]), ((1234, 0), [True]), ((0, 0), [])])
+def test_peer_that_seems_to_be_root_is_a_loss(peer: tuple[int, int], protects: list[bool]) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        lost = list(restore_socket(one.fileno(), _record(one, protocol=0, maker=(0, 0), owner=peer)))
+        assert [each.protects for each in lost] == protects
 
 
 def test_socket_of_another_kind_is_left_alone() -> None:

@@ -6,6 +6,7 @@ import pytest
 from attribute_records import of_root
 from msgspec.structs import replace
 
+from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
 from crckpt.images.tree import ImageProcess, ImageTree
@@ -64,6 +65,22 @@ def test_pending_labels_are_reported(tree: ImageTree) -> None:
     (found,) = judge_attributes(record, tree, HostAttributes(TWO)).weaker
     assert f"process {tree.root.pid} (" in found.what
     assert "has set exec to confined_t" in found.what
+
+
+def test_socket_of_another_user_than_of_the_process_that_makes_it(tree: ImageTree) -> None:
+    """CRIU makes a shared socket in the process with the lowest PID, which may be root's by now."""
+    file = tree.inet_sockets[0]
+    first = min(
+        (each for each in tree.processes if any(opened.file == file for opened in each.descriptors)),
+        key=lambda each: each.pid,
+    )
+    rights = first.core.rights
+    assert rights is not None
+    makers = {(rights.uids[3], 7): False, (0, 0): False, (rights.uids[3] + 1, 0): True}
+    for maker, is_lost in makers.items():
+        record = replace(of_root(tree), sockets=(SocketRecord(1, 3, file.inode, 2, 1, 6, maker=maker),))
+        found = [each.what for each in judge_attributes(record, tree, HostAttributes(TWO)).weaker]
+        assert any(f"is a socket of user {maker[0]}; after a restore" in each for each in found) == is_lost
 
 
 def test_permitted_session_keyrings(tree: ImageTree) -> None:
