@@ -63,13 +63,14 @@ def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] =
 
 
 class SignalOwner(Struct, frozen=True):
-    """Process or group `pid` gets the signals of open file `file_id` (F_SETOWN), as real and effective user `uids` may
-    send them.
+    """Process, thread or group `pid` gets the signals of open file `file_id` (F_SETOWN_EX: `kind`), as the real and the
+    effective user of `uids` may send them.
     """
 
     file_id: int
-    uids: frozenset[int]
+    kind: int
     pid: int
+    uids: tuple[int, int]
 
 
 def read_signal_owners(data: bytes, name: str = "files.img") -> Iterator[SignalOwner]:
@@ -78,7 +79,7 @@ def read_signal_owners(data: bytes, name: str = "files.img") -> Iterator[SignalO
         for number, field in _OWNERS.items():
             owner = message.message(number, field)
             if pid := owner.uint(5):
-                yield SignalOwner(message.required(2), frozenset((owner.uint(1), owner.uint(2))), pid)
+                yield SignalOwner(message.required(2), owner.uint(4), pid, (owner.uint(1), owner.uint(2)))
 
 
 def _open_file(message: Message) -> OpenFile:

@@ -98,6 +98,17 @@ main()
 REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTHON, "-c", REMOVES, "{workdir}"))
 
 
+def test_removed_file_may_have_the_name_of_a_removed_one(crckpt: Crckpt) -> None:
+    """The kernel adds to a name what this one ends with already."""
+    code = REMOVES.replace("/mine", "/mine (deleted)")
+    with started(Case("removes", (*REMOVED.argv[:-3], "-c", code, "{workdir}"))) as tree:
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_removed_file_is_not_replaced_by_its_namesake(crckpt: Crckpt) -> None:
     """A user's process can open that file by O_PATH without read permission, and send it instead of its own."""

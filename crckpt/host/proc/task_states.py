@@ -15,12 +15,23 @@ from crckpt.host.proc.status import read_status
 from crckpt.images.core import CAPABILITIES, Rights
 
 
+class FileOwner(Struct, frozen=True):
+    """Process, thread or process group `pid`, which gets the signals of a descriptor (F_SETOWN_EX: `kind`), as the real
+    and the effective user of `uids` may send them.
+    """
+
+    kind: int
+    pid: int
+    uids: tuple[int, int]
+
+
 class ProcessState(Struct, frozen=True):
     """Threads, process group and session in its own PID namespace (0: outside), umask, and whether its user may trace
     it.
 
     `links` are the paths that its descriptors lead to, by number, and `removed` the inodes of those files that have no
-    name any more. None of processes with all our rights.
+    name any more. None of processes with all our rights, which are `is_trusted`. `owners`: who gets the signals of its
+    descriptors, by number; None if that was not read. `pid` is the one that we see.
     """
 
     threads: frozenset[int]
@@ -30,6 +41,9 @@ class ProcessState(Struct, frozen=True):
     is_dumpable: bool
     links: dict[int, str]
     removed: dict[int, int] = {}
+    pid: int = 0
+    is_trusted: bool = False
+    owners: dict[int, FileOwner] | None = None
 
 
 class TaskStates(Struct, frozen=True):
@@ -89,6 +103,8 @@ def _state(pid: int, status: dict[str, str], threads: frozenset[int], ours: int)
         umask=int(status["Umask"], 8),
         is_dumpable=owner == user,
         links=links,
+        pid=pid,
+        is_trusted=is_trusted,
         removed={
             fd: os.stat(f"/proc/{pid}/fd/{fd}").st_ino for fd, target in links.items() if target.endswith(DELETED)
         },

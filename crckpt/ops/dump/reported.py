@@ -13,7 +13,7 @@ from typing import Final
 from crckpt.errors import DumpFailed
 from crckpt.host import proc
 from crckpt.host.proc.procfs import DELETED
-from crckpt.host.proc.task_states import ProcessState, TaskStates
+from crckpt.host.proc.task_states import FileOwner, ProcessState, TaskStates
 from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
 from crckpt.images.files import read_files, read_signal_owners
 from crckpt.images.mm import read_dumpable
@@ -49,7 +49,7 @@ def check_reported(images: Path, states: TaskStates, securebits: Mapping[int, in
     """
     rights, processes = states.rights, states.processes
     _check_rights(images, rights, securebits)
-    _check_signal_owners(images, rights)
+    _check_signal_owners(images, states)
     _check_files(images, processes)
     tree = images / "pstree.img"
     for entry in read_pstree(tree.read_bytes(), tree.name):
@@ -74,15 +74,26 @@ def check_reported(images: Path, states: TaskStates, securebits: Mapping[int, in
             )
 
 
-def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
-    """Raise DumpFailed if a descriptor would send signals with the rights of a user that no process having it was."""
+def _check_signal_owners(images: Path, states: TaskStates) -> None:
+    """Raise DumpFailed if a descriptor would send signals to others, or with the rights of others, than it does."""
     # CRIU sets F_SETOWN as root, with the user ids that were reported.
-    holders: dict[int, set[int]] = {}
+    holders: dict[int, list[tuple[int, int]]] = {}
     for pid, descriptor in _find_descriptors(images):
-        holders.setdefault(descriptor.file_id, set()).update(rights[pid].uids if pid in rights else ())
+        holders.setdefault(descriptor.file_id, []).append((pid, descriptor.fd))
     files = images / "files.img"
     for owner in read_signal_owners(files.read_bytes(), files.name) if files.exists() else ():
-        if excess := owner.uids - holders.get(owner.file_id, set()):
+        places = holders.get(owner.file_id, [])
+        known = [(states.processes[pid].owners, fd) for pid, fd in places if pid in states.processes]
+        said = [owners.get(fd) for owners, fd in known if owners is not None]
+        uids = {uid for pid, _ in places if pid in states.rights for uid in states.rights[pid].uids}
+        if said and any(each != FileOwner(owner.kind, owner.pid, owner.uids) for each in said):
+            raise DumpFailed(
+                f"the dump failed: a process told CRIU that a descriptor sends signals to process {owner.pid} with the "
+                f"rights of user {owner.uids[1]}, which it does not: another process changed its memory during the "
+                "dump",
+                hint=_FIND,
+            )
+        if excess := set(owner.uids) - uids:
             raise DumpFailed(
                 f"the dump failed: a descriptor would send signals to process {owner.pid} with the rights of user "
                 f"{min(excess)}, which no process of the tree that has it is: it came from another program, or another "
@@ -110,10 +121,12 @@ def _check_files(images: Path, processes: Mapping[int, ProcessState]) -> None:
         path, remap = paths.get(entry), removed.get(entry)
         if path is None or pid not in links:
             continue
-        link, gone = links[pid].get(fd, ""), path.removesuffix(DELETED) + DELETED
+        link = links[pid].get(fd, "")
+        # What the images have may end so already; or that is the end of the file's own name.
+        gone = (path, path + DELETED) if path.endswith(DELETED) else (path + DELETED,)
         # The kernel may say both of what is in a process's own /proc. NFS gives a removed file another name.
         is_both = remap is not None and (remap.kind == PROCESS or Path(path).name.startswith(".nfs"))
-        is_other = link not in ((path, gone) if is_both else (path if remap is None else gone,))
+        is_other = link not in ((path, *gone) if is_both else (path,) if remap is None else gone)
         is_other_content = False
         if remap is not None and remap.kind == GHOST:
             # It has no path: the content in the images must be that of the same inode.

@@ -21,7 +21,7 @@ def file(*owner: tuple[int, int, int]) -> bytes:
 
 def test_signal_owner_has_users_and_a_process() -> None:
     owner = ((1, VARINT, 1000), (2, VARINT, 0), (3, VARINT, 9), (4, VARINT, 1), (5, VARINT, 42))
-    assert list(read_signal_owners(file(*owner))) == [SignalOwner(ID, frozenset((1000, 0)), 42)]
+    assert list(read_signal_owners(file(*owner))) == [SignalOwner(ID, 1, 42, (1000, 0))]
 
 
 def test_most_descriptors_have_no_signal_owner() -> None:

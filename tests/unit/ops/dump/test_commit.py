@@ -14,9 +14,14 @@ from other_user import NOBODY
 from recorded_images import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.errors import CrckptError, DumpFailed
-from crckpt.host.proc.task_states import ProcessState, TaskStates
+from crckpt.host.proc.task_states import FileOwner, ProcessState, TaskStates
+from crckpt.images import magics
 from crckpt.images.core import Rights, read_rights
-from crckpt.images.processes import read_directories, read_pstree
+from crckpt.images.files import read_files
+from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.other_files import Pipe
+from crckpt.images.processes import read_descriptors, read_directories, read_ids, read_pstree
+from crckpt.images.wire import BYTES, VARINT, Message, encode, fields
 from crckpt.ops.context import Context
 from crckpt.ops.dump.checkpoint import commit_checkpoint
 from crckpt.ops.dump.launch import Workspace
@@ -25,6 +30,11 @@ from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import Checkpoint, Preparation, Repository
 
 ROOT = RECORDED.root.pid
+PIPE = next(
+    descriptor
+    for descriptor in read_descriptors(IMAGES[f"fdinfo-{read_ids(IMAGES[f'ids-{ROOT}.img']).files}.img"])
+    if any(isinstance(file, Pipe) and file.id == descriptor.file_id for file in read_files(IMAGES["files.img"]))
+)
 TIDS = [thread.tid for process in RECORDED.processes for thread in process.threads]
 
 
@@ -133,6 +143,43 @@ def test_forged_state_of_a_process_is_refused(
     with pytest.raises(DumpFailed, match=f"process {ROOT} told CRIU that it has another {what} than it has"):
         commit_reported(dump, workspace, forged)
     commit_reported(dump, workspace, TaskStates(rights, {ROOT: state}))
+
+
+def test_forged_signal_owner_is_refused(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
+    """Also if it is a user that another process is which has the descriptor, such as a `su` of the program."""
+    image, fd = workspace.images / "files.img", PIPE.fd
+    image.write_bytes(give_pipe_to(PIPE.file_id, (0, 0, 0, 1, ROOT), image.read_bytes()))
+    (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
+    umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
+    state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True, links={})
+    owners: tuple[dict[int, FileOwner], ...] = (
+        {},
+        {fd: FileOwner(1, ROOT, (33, 33))},
+        {fd: FileOwner(1, ROOT, (0, 33))},
+        {fd: FileOwner(1, 1, (0, 0))},
+        {fd: FileOwner(2, ROOT, (0, 0))},
+    )
+    for found in owners:
+        with pytest.raises(DumpFailed, match=f"sends signals to process {ROOT} with the rights of user 0"):
+            commit_reported(dump, workspace, TaskStates(rights, {ROOT: replace(state, owners=found)}))
+    rightful = {fd: FileOwner(1, ROOT, (0, 0))}
+    commit_reported(dump, workspace, TaskStates(rights, {ROOT: replace(state, owners=rightful)}))
+
+
+def give_pipe_to(file_id: int, owner: tuple[int, ...], data: bytes) -> bytes:
+    """Give a pipe in a files.img another owner of its signals: user ids, signal, kind and number."""
+
+    def edit(payload: bytes) -> bytes:
+        message = Message(payload, "files.img")
+        if message.required(2) != file_id:
+            return payload
+        given = encode((number, VARINT, value) for number, value in enumerate(owner, start=1))
+        pipe = [field for field in fields(message.octets(18)) if field[0] != 4]
+        others = [field for field in fields(payload) if field[0] != 18]
+        return encode([*others, (18, BYTES, encode([*pipe, (4, BYTES, given)]))])
+
+    image = read_image(data, "files.img", magics.FILES)
+    return write_image(Image(image.magic, tuple(Record(edit(each.payload), each.extra) for each in image.records)))
 
 
 def test_lost_securebits_are_reported(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
