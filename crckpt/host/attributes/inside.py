@@ -15,23 +15,20 @@ import ctypes
 import errno
 import mmap
 import os
-import select
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.opened import opened
+from crckpt.host.attributes.comparison_process import comparison_process
 from crckpt.host.proc import procfs
-from crckpt.host.proc.status import read_status
-from crckpt.host.syscalls import own_process, ptrace
+from crckpt.host.syscalls import ptrace
 from crckpt.host.syscalls.libc import syscall
 
 _VERSION: Final = 1
-_READY_WITHIN_S: Final = 2.0
 
 _MODIFY_LDT, _MMAP, _MUNMAP = 154, 9, 11
 _READ, _WRITE = 0, 0x11
@@ -51,7 +48,7 @@ def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
     """Return whether process `pid` has a Landlock domain. `compares_with(other)` makes it call kcmp(2) for its memory
     and that of process `other`, and returns the result, or minus the errno.
 
-    Our session keyring is replaced: call this only in a helper process. Raises HostCannot if it could not be tried.
+    We get a child: call this only in a helper process. Raises HostCannot if it could not be tried.
     """
     if not kernel_has_landlock():
         return False
@@ -63,47 +60,12 @@ def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
     # A label of AppArmor, SELinux or Smack may forbid it, too.
     if not is_near or label not in ("", "unconfined", "kernel"):
         return False
-    with _other_process(pid) as other:
+    with comparison_process(pid) as other:
         answer = compares_with(other)
     # ENOSYS: a kernel without kcmp.
     if answer < 0 and answer not in (-errno.EPERM, -errno.ENOSYS):
         raise HostCannot(f"crckpt cannot compare PID {pid} with another process: {os.strerror(-answer)}")
     return answer == -errno.EPERM
-
-
-@contextmanager
-def _other_process(pid: int) -> Iterator[int]:
-    """Start a process of the same user and group, without capabilities, and wait until it runs."""
-    # Rarely needed, and slow to load: the helper that calls this starts sooner.
-    from crckpt.host.process import run
-
-    status = read_status(pid)
-    uid, gid = (int(status[name].split()[0]) for name in ("Uid", "Gid"))
-    # When root executes a program it gets all capabilities of the bounding set.
-    denied = () if uid else ("--bounding-set=-all",)
-    ids = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--inh-caps=-all", *denied)
-    # A process with our keyring may read its keys: give us, and our children from now on, a new one.
-    try:
-        own_process.join_new()
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise HostCannot(f"crckpt cannot leave its session keyring: {error.strerror}") from error
-    with ExitStack() as ends:
-        listened, asks, hears, answers = (*os.pipe2(os.O_CLOEXEC), *os.pipe2(os.O_CLOEXEC))
-        for end in (listened, asks, hears):
-            ends.callback(os.close, end)
-        # The user of the program may inspect this process, stop it, and change its code. So it is another program,
-        # without any memory, descriptor, terminal or keyring of crckpt.
-        with opened(answers):
-            child = run.start(("setpriv", *ids, "cat"), output=Path(f"/proc/self/fd/{answers}"), stdin=listened)
-        # Do not wait for its end: a tracer could delay that.
-        ends.callback(child.abandon)
-        ends.callback(child.kill)
-        # Until cat answers, the process may still be setpriv with root's rights.
-        os.write(asks, b".")
-        if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
-            raise HostCannot(f"crckpt cannot start a process of user {uid}, with which it compares PID {pid}")
-        yield child.pid
 
 
 def read_segments(thread: ptrace.StoppedThread, pid: int) -> tuple[int, ...]:

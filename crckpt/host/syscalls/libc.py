@@ -27,6 +27,7 @@ _NUMBERS: Final = {
     "sched_setattr": (314, 274),
     "sched_getattr": (315, 275),
     "bpf": (321, 280),
+    "execveat": (322, 281),
     "userfaultfd": (323, 282),
 }
 _PLACE: Final = 0 if platform.machine() == "x86_64" else 1

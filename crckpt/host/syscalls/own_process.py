@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from crckpt.host.syscalls.libc import LIBC, NUMBERS, check, syscall
 
-SET_DUMPABLE: Final = 4
-SET_SECCOMP, SECCOMP_MODE_STRICT = 22, 1
+SET_PDEATHSIG, SET_DUMPABLE, SET_KEEPCAPS = 1, 4, 8
+SET_SECCOMP, SECCOMP_MODE_STRICT, SECCOMP_MODE_FILTER = 22, 1, 2
 _CAPBSET_READ: Final = 23
 _CAPBSET_DROP: Final = 24
 GET_SECUREBITS: Final = 27
