@@ -12,9 +12,11 @@ from crckpt.errors import HostCannot, error_text
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.model import PAGE_SIZE
-from crckpt.tracking.methods import Method, SoftDirty, UffdWp, find_criu_refusal
 from crckpt.tracking.preload import library
-from crckpt.tracking.tracker import Claims, Tracker
+from crckpt.tracking.refusals import find_criu_refusal
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.tracker import Claims, Method, Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 _UNKNOWN: Final = (0, 0)
 # The first release of CRIU that copies all huge pages that were set aside, whatever their bits say.

@@ -12,15 +12,21 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.host.proc import Identity
-from crckpt.tracking import methods
+from crckpt.tracking import refusals
 from crckpt.tracking.dump_basis import Base, DumpBasis, WholeProcess
-from crckpt.tracking.methods import Attachment, Method
+from crckpt.tracking.soft_dirty import PagemapAttachment, SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp, UserfaultfdAttachment
+
+Attachment: TypeAlias = PagemapAttachment | UserfaultfdAttachment
+"""The handle by which a method tracks one process."""
+Method: TypeAlias = SoftDirty | UffdWp
+"""A way to know which pages were written. Its name is what users see."""
 
 # The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.
 _PID_BITS: Final = 22
@@ -175,7 +181,7 @@ class Tracker:
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
         """Attach to these processes. Return why it failed, by the PIDs for which it did."""
         # Claimed first: the resets of two trackers would silently clear each other's bits (seen).
-        refused = {one.pid: methods.CLAIMED for one in processes if not self._claims.claim(one.identity)}
+        refused = {one.pid: refusals.CLAIMED for one in processes if not self._claims.claim(one.identity)}
         ours = [one.pid for one in processes if one.pid not in refused]
         made: dict[int, Attachment | str] = {**refused, **(self._method.attach(ours) if ours else {})}
         self._members |= {one.pid: _Member(one, made[one.pid]) for one in processes}
@@ -192,6 +198,6 @@ class Tracker:
         """Return why the bits must not be reset, or an empty string."""
         # Another tracker needs them, or something writes memory unseen.
         for pid, member in self._members.items():
-            if isinstance(member.attachment, str) and member.attachment in methods.NO_RESET:
+            if isinstance(member.attachment, str) and member.attachment in refusals.NO_RESET:
                 return f"PID {pid}: {member.attachment}"
-        return methods.find_unseen_writer(self._members)
+        return refusals.find_unseen_writer(self._members)

@@ -30,7 +30,7 @@ from crckpt.host.disk import space
 from crckpt.host.syscalls import memory_trials
 from crckpt.images.mm import MAP_HUGETLB
 from crckpt.ops.dump.lineage import ENDED_ON_REQUEST
-from crckpt.tracking.methods import PagemapAttachment, SoftDirty
+from crckpt.tracking.soft_dirty import PagemapAttachment, SoftDirty
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 

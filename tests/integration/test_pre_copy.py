@@ -44,7 +44,7 @@ from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KILLED, find_session
-from crckpt.tracking.methods import UffdWp
+from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"

@@ -15,8 +15,9 @@ from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
 from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.dump_basis import DumpBasis, RoundBase
-from crckpt.tracking.methods import SoftDirty, UffdWp
+from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 
 def chosen(target: Target, tmp_path: Path) -> Tracker:

@@ -22,11 +22,12 @@ from crckpt.helper.calls.remote_calls import take_userfaultfds
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.userfaultfd import WriteProtection
-from crckpt.tracking import methods
+from crckpt.tracking import refusals
 from crckpt.tracking.dump_basis import RoundBase
-from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.preload import library
+from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Claims, Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 SEED: Final = 99
 BETWEEN: Final = 5000
@@ -127,7 +128,7 @@ def test_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch:
     oracle.dump_round()
     if method.name == UffdWp.name:
         began = second.begin()
-        why = f"PID {oracle.pid}: {methods.FOREIGN_USERFAULTFD}"
+        why = f"PID {oracle.pid}: {refusals.FOREIGN_USERFAULTFD}"
         assert (began.tracks, began.why) == (False, why), "the kernel tells"
         monkeypatch.setattr(Tracker, "_find_spoiler", lambda _: "")
     is_caught(oracle, lambda: oracle.dump_round(tracker=second))
@@ -204,7 +205,7 @@ def test_device_that_writes_to_memory(criu: Path, tmp_path: Path, monkeypatch: p
         assert (began.base, began.tracks, began.why) == (None, False, why)
         with monkeypatch.context() as patch:
             # The guard itself is taken out: no argument can be without it.
-            patch.setattr(methods, "find_unseen_writer", lambda _: "")
+            patch.setattr(refusals, "find_unseen_writer", lambda _: "")
             assert oracle.dump_round() == ""
             written_by(process, b"written by the device")
             with pytest.raises(AssertionError, match="1 wrong pages"):

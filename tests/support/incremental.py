@@ -19,7 +19,9 @@ from crckpt.host.syscalls import memory_trials
 from crckpt.images.pagemap import read_pagemap
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, read_file
-from crckpt.tracking.methods import SoftDirty, UffdWp, find_criu_refusal
+from crckpt.tracking.refusals import find_criu_refusal
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
 
 MIB = 1 << 20
 

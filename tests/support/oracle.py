@@ -25,8 +25,8 @@ from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, read_pagemap
 from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.dump_basis import DumpBasis, RoundBase
-from crckpt.tracking.methods import UffdWp
 from crckpt.tracking.tracker import Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
 PAGE = 4096

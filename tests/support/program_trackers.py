@@ -12,8 +12,9 @@ from target_processes import NO_WRITE_PROTECTION, reset
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials
 from crckpt.tracking.dump_basis import DumpBasis, RoundBase
-from crckpt.tracking.methods import Method, SoftDirty, UffdWp
-from crckpt.tracking.tracker import Claims, Tracker
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.tracker import Claims, Method, Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 needs_write_protection = pytest.mark.skipif(bool(NO_WRITE_PROTECTION), reason=NO_WRITE_PROTECTION)
 

@@ -30,7 +30,7 @@ from crckpt.store import STAGING, Preparation, Repository, handed_over, staged
 from crckpt.tracking.choose_tracker import count_untracked
 from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED
-from crckpt.tracking.methods import UffdWp
+from crckpt.tracking.uffd_wp import UffdWp
 
 # Pages: starting CRIU once more costs more than copying them in the freeze.
 _FEW: Final = 512

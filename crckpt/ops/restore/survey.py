@@ -32,7 +32,6 @@ from crckpt.host.process.terminals import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
-from crckpt.ops.inspect.memory import find_unsound_vdsos
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.launch import find_work_place
@@ -86,6 +85,8 @@ def plan_restore(
     is_rehearsal: bool = False,
 ) -> PlannedRestore:
     """Plan the restore of a tree: what its checkpoint knows, and what the user chose. `is_orphan`: CRIU ends first."""
+    from crckpt.ops.inspect.memory import find_unsound_vdsos  # slow to import
+
     recorded = RecordedFiles.of_details(details)
     has_terminal = request.tty != "ours" or (request.terminal is not None and not request.detach)
     # A new terminal is the tree's alone.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from program_trackers import METHODS
 
-from crckpt.tracking.methods import Method
 from crckpt.tracking.preload.library import LIBRARY
+from crckpt.tracking.tracker import Method
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from target_processes import StatementRunner
 
 from crckpt.host import proc
 from crckpt.tracking.choose_tracker import Trials, choose_tracker
-from crckpt.tracking.methods import SoftDirty, UffdWp
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
 
 
 @needs_write_protection

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from target_processes import StatementRunner, merging, running, wait_for
 
-from crckpt.tracking.methods import SoftDirty
+from crckpt.tracking.soft_dirty import SoftDirty
 
 READER = """
 import ctypes, json, os, struct, sys

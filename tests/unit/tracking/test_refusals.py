@@ -6,7 +6,9 @@ from pathlib import Path
 
 from crckpt.criu.find import find
 from crckpt.host.syscalls import memory_trials
-from crckpt.tracking.methods import SoftDirty, UffdWp, find_criu_refusal
+from crckpt.tracking.refusals import find_criu_refusal
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
 
 
 def test_criu_without_library_support_does_not_track(tmp_path: Path) -> None:

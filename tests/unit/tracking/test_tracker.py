@@ -12,8 +12,9 @@ from target_processes import StatementRunner, is_registered, list_descriptors, r
 
 from crckpt.errors import HostCannot
 from crckpt.tracking.dump_basis import DumpBasis
-from crckpt.tracking.methods import Method, SoftDirty, UffdWp
-from crckpt.tracking.tracker import Tracker
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.tracker import Method, Tracker
+from crckpt.tracking.uffd_wp import UffdWp
 
 FIRST = "this is the first tracked dump of this tree"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
@@ -176,7 +177,7 @@ def test_death_of_the_tracker_does_not_affect_the_target(target: StatementRunner
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom crckpt.host import proc\n"
         "from crckpt.tracking.tracker import Claims\nfrom crckpt.tracking.tracker import Tracker\n"
-        "from crckpt.tracking.methods import UffdWp\n"
+        "from crckpt.tracking.uffd_wp import UffdWp\n"
         "tracker = Tracker(proc.read_process(int(sys.argv[1])), UffdWp(), Claims(Path(sys.argv[2])))\n"
         "tracker.begin(); print('ready', flush=True); sys.stdin.read()\n"
     )

@@ -16,7 +16,7 @@ from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.dump_basis import DumpBasis
-from crckpt.tracking.methods import UffdWp
+from crckpt.tracking.uffd_wp import UffdWp
 
 ALONE = 0x4000
 """MAP_NORESERVE: it does not join its neighbours."""

@@ -13,7 +13,7 @@ import zstandard
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes
 from crckpt.store.format.pack import FRAME_PAGES, Frame
-from crckpt.store.write.new_packs import Frames
+from crckpt.store.write.compress import Frames
 
 COUNT = 16
 

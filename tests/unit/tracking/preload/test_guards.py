@@ -31,7 +31,7 @@ from crckpt.helper.calls.remote_calls import take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.host.syscalls.pagemap import private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
-from crckpt.tracking.methods import UffdWp
+from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096
 _FLAG_WP, _EVENT_FORK = 1 << 0, 1 << 1  # linux/userfaultfd.h

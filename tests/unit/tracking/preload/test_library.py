@@ -17,8 +17,9 @@ from checkout import PROJECT
 from target_processes import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
 
 from crckpt.criu.hold import gate
-from crckpt.tracking.methods import SoftDirty, UffdWp
 from crckpt.tracking.preload import library as preload
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
 
 BUILD = PROJECT / "scripts/build-preload"
 WPALLOWED, WRITTEN, PRESENT, SOFT_DIRTY = 1, 2, 8, 128
