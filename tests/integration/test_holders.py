@@ -165,7 +165,9 @@ def test_socket_that_a_process_of_root_shares_needs_an_option(crckpt: Crckpt) ->
         with started(Case("shares", (*AS_NOBODY, *words), user=NOBODY)) as tree:
             wait_for(lambda: Path(f"/proc/{tree.pid}").stat().st_uid == 0, 10, "root's program")
             before = tree.counters()
-            crckpt.run("dump", str(tree.pid), JOB, "--stop")
+            refused = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
+            assert f"is a socket of user {NOBODY}, and is shared with a process of another user" in refused
+            crckpt.run("dump", str(tree.pid), JOB, "--stop", "--force")
             tree.wait_gone()
             why = f"is a socket of user {NOBODY}; after a restore, others would take it for one of user 0"
             assert why in crckpt.run("restore", JOB, "--detach", status=REFUSED).err

@@ -54,7 +54,8 @@ class SocketKind(Struct, frozen=True):
     `corked`: it holds data back (UDP). `has_bpf_filter`: an extended BPF program filters it. `layer` names what the
     kernel runs above TCP (tls). `unsavable_groups`: it is in netlink groups that CRIU cannot save. `namespace` is the
     network namespace in which it was opened, 0 if unknown. `uses_option_memory`: it has memory for options, such as
-    keys of TCP. `peer_user` is the user of a connected unix socket's peer, 0 if there is none. `losses` are what a
+    keys of TCP. `peer_user` is the user of a connected unix socket's peer, 0 if there is none. `maker` is
+    the user for whom others take the socket itself; 0 for a unix socket that does not listen. `losses` are what a
     restore loses of what waits in it.
     """
 
@@ -70,6 +71,7 @@ class SocketKind(Struct, frozen=True):
     namespace: int = 0
     uses_option_memory: bool = False
     peer_user: int = 0
+    maker: int = 0
     losses: tuple[Loss, ...] = ()
     renamed: RenamedSocket | None = None
 
@@ -85,7 +87,7 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
             family, kind, protocol = read_kind(held)
             is_udp = kind == socket.SOCK_DGRAM and protocol in (socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE)
             is_tcp, is_unix = protocol == socket.IPPROTO_TCP, family == socket.AF_UNIX
-            layer, peer_user = b"", 0
+            layer, peer_user, maker = b"", 0, 0 if is_unix else os.fstat(borrowed).st_uid
             with suppress(OSError):
                 layer = held.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).rstrip(b"\0") if is_tcp else b""
             namespace, has_bpf_filter = 0, False
@@ -98,7 +100,9 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
                 getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, 0)
             except OSError as error:
                 has_bpf_filter = error.errno == errno.EACCES
-            if is_unix and not is_listening(held):
+            if is_unix and is_listening(held):
+                maker = read_credentials(held)[1]  # who clients are told has called listen(2)
+            elif is_unix:
                 peer_user = read_credentials(held)[1]
             yield SocketKind(
                 pid,
@@ -113,6 +117,7 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
                 namespace=namespace,
                 uses_option_memory=is_tcp and uses_option_memory(held),
                 peer_user=0 if peer_user == _NO_USER else peer_user,
+                maker=maker,
                 losses=find_losses(held, family, kind),
                 renamed=find_renamed(held) if is_unix else None,
             )

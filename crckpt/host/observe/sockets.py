@@ -204,11 +204,11 @@ def read_descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:
 
 
 class WeakSocket(Struct, frozen=True):
-    """A socket with keys, or with a peer of `user` that is in the tree, too."""
+    """A socket with keys, with a peer of `user` that is in the tree, too, or that CRIU will not make as its `user`."""
 
     pid: int
     fd: int
-    what: Literal["keys", "peer"]
+    what: Literal["keys", "peer", "maker"]
     user: int = 0
 
 
@@ -225,6 +225,11 @@ def find_weak_sockets(
     yield from (WeakSocket(held.pid, held.fd, "keys") for held in signed if inodes[held.pid, held.fd] in with_keys)
     # Nothing is lost where the peer is root's, or of the socket's own user.
     strange = [held for held in found if held.peer_user not in (0, users.get(held.pid, held.peer_user))]
+    # CRIU makes a shared socket in the process with the lowest PID.
+    first = {inodes[place]: users.get(place[0], 0) for place in sorted(inodes, reverse=True)}
+    for held in found:
+        if held.maker not in (0, first.get(inodes[held.pid, held.fd])):
+            yield WeakSocket(held.pid, held.fd, "maker", held.maker)
     known, inside = {}, frozenset(inodes.values())
     if strange:
         with suppress(OSError):

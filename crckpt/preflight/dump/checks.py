@@ -26,8 +26,8 @@ UNTESTED_KIND: Final = "untested-kind"
 # The weight of a finding: what is not a warning prevents a dump. Each table is in the order in which users read it.
 _LOSSES: Final = ("socket-loses", "unix-moved", "exit-signal")
 _UNTESTED: Final = (
-    *(UNTESTED_KIND, "tcp-keys", "peer-of-another", "kernel-file-open", "packet-ring", "signal-outside"),
-    *("descriptors-in-flight", *_LOSSES),
+    *(UNTESTED_KIND, "tcp-keys", "peer-of-another", "maker-is-another", "kernel-file-open", "packet-ring"),
+    *("signal-outside", "descriptors-in-flight", *_LOSSES),
 )
 _WARNINGS: Final = (
     *("outside-pipe-read", "outside-pipe", "eventfd-semaphore", "bpf-map-support", "link-remap", "unnamed-file"),

@@ -95,10 +95,11 @@ def _judge_connections(
 def _find_losses(observed: Observed) -> Iterator[Finding]:
     """Find protection, names, and what waits in sockets that a restore loses."""
     comms = {process.pid: process.comm for process in observed.tree.processes}
+    keys = {"keys": "tcp-keys", "peer": "peer-of-another", "maker": "maker-is-another"}
     for found in observed.weak_sockets:
         user = {"user": found.user} if found.what != "keys" else {}
         values = {"fd": found.fd, "pid": found.pid, "comm": comms.get(found.pid, "?"), **user}
-        yield cause("peer-of-another" if user else "tcp-keys").finding(**values)
+        yield cause(keys[found.what]).finding(**values)
     for pid, fd, loss in sorted(observed.transient.losses):
         if loss != _CREDENTIALS:  # CRIU refuses it
             yield loses(pid, fd, comms.get(pid, "?"), loss)

@@ -41,3 +41,12 @@ def test_socket_without_keys_is_not_weak() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         inodes = {(100, 3): os.fstat(listener.fileno()).st_ino}
         assert list(find_weak_sockets([signed], inodes, USERS)) == []
+
+
+@pytest.mark.parametrize(
+    ("maker", "is_weak"), [(1000, False), (33, True), (0, False)], ids=["the first's", "another's", "root's"]
+)
+def test_shared_socket_is_made_by_the_process_with_the_lowest_pid(maker: int, is_weak: bool) -> None:
+    shared = SocketKind(101, 4, socket.AF_INET, socket.SOCK_DGRAM, 0, maker=maker)
+    found = list(find_weak_sockets([shared], {(101, 4): 7, (100, 3): 7}, USERS))
+    assert found == [WeakSocket(101, 4, "maker", maker)] * is_weak

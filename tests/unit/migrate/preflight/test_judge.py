@@ -131,7 +131,10 @@ def test_move_findings_do_not_mention_restore(key: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["memory", "outside-pipe", "outside-pipe-read", "packet-ring", "peer-of-another", "tcp-keys", "untested-kind"],
+    [
+        *("maker-is-another", "memory", "outside-pipe", "outside-pipe-read", "packet-ring", "peer-of-another"),
+        *("tcp-keys", "untested-kind"),
+    ],
 )
 def test_dump_finding_names_no_option_that_a_move_lacks(key: str) -> None:
     """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
