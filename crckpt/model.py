@@ -89,7 +89,7 @@ class Host(Struct, frozen=True):
 class Statistics(Struct, frozen=True):
     """The statistics of one checkpoint, times in milliseconds.
 
-    - `frozen_ms`: how long the tree was frozen
+    - `frozen_ms`: how long the tree was frozen; of a dump that ended it, until crckpt began to store its images
     - `raw_bytes`: the size of CRIU's images
     - `new_bytes`: what the store did not have yet, uncompressed
     - `copied_bytes`: what was stored again so that old packs can be removed, uncompressed

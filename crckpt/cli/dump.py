@@ -217,9 +217,11 @@ def _lines(result: DumpResult, *, verbose: bool) -> Iterator[str]:
 
 def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[str]:
     numbers = checkpoint.statistics
+    # Those of a tree that ended do not count how long its images were stored.
+    frozen_ms = result.frozen_ms if result.stop else numbers.frozen_ms
     yield (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
-        f"{_freeze(result, numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images; "
+        f"{_freeze(result, frozen_ms)}, {size(numbers.raw_bytes)} of images; "
         f"the store grew by {size(numbers.stored_bytes)}\n"
     )
     if (rehearsal := result.rehearsal) is not None:

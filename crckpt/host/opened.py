@@ -76,11 +76,10 @@ def is_listening(held: socket.socket) -> bool:
     return bool(held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def uses_option_memory(held: socket.socket) -> bool:
-    """Return whether it has memory for options, such as memberships and keys of TCP."""
-    # Padded with ones: if the kernel does not report it, assume that it is used.
+def count_option_memory(held: socket.socket) -> int:
+    """Bytes that it takes for options, such as memberships and keys of TCP. Not 0 if the kernel does not report it."""
     memory = struct.unpack("9I", held.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36).ljust(36, b"\1"))
-    return bool(memory[_OPTION_MEMORY])
+    return int(memory[_OPTION_MEMORY])
 
 
 def read_credentials(held: socket.socket) -> tuple[int, int, int]:

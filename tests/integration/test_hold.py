@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -134,6 +136,21 @@ def test_crckpt_stopped_in_a_hold_keeps_no_tree_frozen(
         crckpt.run("verify", "--all")
         crckpt.run("restore", "job", "--detach")
         tree.wait_growth(before)
+
+
+def test_reported_freeze_includes_what_crckpt_does_in_the_hold(crckpt: Crckpt) -> None:
+    waits_s = 1.5
+    with started(COUNTER) as tree:
+        dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="hold.read")
+        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 60, "crckpt to be in the hold")
+        time.sleep(waits_s)
+        dump.send_signal(signal.SIGCONT)
+        said, error = dump.communicate(timeout=60)
+        assert dump.returncode == 0, error
+        (frozen_s,) = re.findall(r"frozen ([\d.]+) s", said)
+        assert float(frozen_s) >= waits_s
+        (found,) = crckpt.run("list", "job", "--json").document["result"]["checkpoints"]
+        assert found["statistics"]["frozen_ms"] >= 1000 * waits_s
 
 
 @pytest.mark.parametrize("which", ["criu", "script"])

@@ -8,16 +8,22 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Final
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
+from crckpt.host.budget import Budget
+from crckpt.host.opened import count_option_memory
 from crckpt.host.proc.net import read_multicast_groups
 from crckpt.host.syscalls.libc import getsockopt
 
 Name = Annotated[str, Meta(max_length=64)]
+Group: TypeAlias = tuple[int, int, str]
+"""Level, interface and address of a multicast group."""
 
 _IP, _IPV6 = 0, 41
 _SIOCGIFNAME, _SIOCGIFINDEX = 0x8910, 0x8933
@@ -45,20 +51,79 @@ class Membership(Struct, frozen=True):
     sources: Annotated[tuple[Name, ...], Meta(max_length=_MOST_SOURCES)] = ()
 
 
-def find_groups(pid: int) -> Iterator[tuple[int, int, str]]:
-    """Level, interface and address of the groups of which sockets of the process may be members."""
-    # These are all groups of its network namespace. Which socket is a member, only the socket itself can tell.
-    for group, index, users in read_multicast_groups(pid):
+class GroupSearch:
+    """Finds the groups of sockets by trying each of their network namespace: the kernel does not list them.
+
+    The groups `joined` are tried first. Any user may join a million groups, so all tries together take `seconds` at
+    most.
+    """
+
+    def __init__(self, seconds: float, joined: Iterable[Group] = ()) -> None:
+        self._left_s = seconds
+        self._joined = dict.fromkeys(joined)
+        self._groups: dict[int, list[Group]] = {}
+
+    @property
+    def joined(self) -> tuple[Group, ...]:
+        """The groups that sockets were found to be members of."""
+        return tuple(self._joined)
+
+    def find(self, pid: int, held: socket.socket) -> tuple[tuple[Membership, ...], bool]:
+        """Find the memberships of a socket of the process, and return whether these may not be all."""
+        budget = Budget(self._left_s)
+        found: dict[Group, Membership] = {}
+        is_all = False
+        try:
+            for group in self._candidates(pid, budget):
+                if group not in found and (joined := _find_membership(held, *group)) is not None:
+                    found[group] = joined
+                    is_all = _is_all(held, found)
+                if is_all or budget.is_spent():
+                    break
+            is_cut = not is_all and budget.is_spent()
+        finally:
+            self._left_s = 0.0 if budget.was_spent else budget.left_s
+        self._joined |= dict.fromkeys(found)
+        return tuple(found.values()), is_cut
+
+    def _candidates(self, pid: int, budget: Budget) -> Iterator[Group]:
+        yield from self.joined
+        namespace = Path(f"/proc/{pid}/ns/net").stat().st_ino
+        if namespace not in self._groups:
+            self._groups[namespace] = list(find_groups(pid, budget))
+        yield from self._groups[namespace]
+
+
+def find_groups(pid: int, budget: Budget) -> Iterator[Group]:
+    """Find the groups of which sockets of the process may be members: all of its network namespace."""
+    for group, index, users in read_multicast_groups(pid, budget):
         if users > (group in _BY_KERNEL):
             yield _IPV6 if ":" in group else _IP, index, group
 
 
-def find_memberships(held: socket.socket, groups: Iterable[tuple[int, int, str]]) -> Iterator[Membership]:
-    """Find memberships by trying each group and interface: the kernel does not list them."""
-    for level, index, group in groups:
-        with suppress(OSError):  # EADDRNOTAVAIL: it is no member
-            excludes, sources = _filter(held, level, index, group)
-            yield Membership(interface_name(held, index), group, excludes, sources)
+def _find_membership(held: socket.socket, level: int, index: int, group: str) -> Membership | None:
+    with suppress(OSError):  # EADDRNOTAVAIL: it is no member
+        excludes, sources = _filter(held, level, index, group)
+        return Membership(interface_name(held, index), group, excludes, sources)
+    return None
+
+
+def _is_all(held: socket.socket, found: Mapping[Group, Membership]) -> bool:
+    """Return whether memberships of these groups take all memory that the socket has for options."""
+    # Lists of sources take memory of different sizes.
+    if any(each.sources or not each.excludes for each in found.values()):
+        return False
+    return count_option_memory(held) == sum(_bytes_of_membership(level) for level, *_ in found)
+
+
+@cache
+def _bytes_of_membership(level: int) -> int:
+    """The memory that this kernel takes for a membership; 0 if that is not known."""
+    family, group, index = (socket.AF_INET6, "ff02::1:3", 1) if level == _IPV6 else (socket.AF_INET, "224.0.0.252", 1)
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as fresh:
+        fresh.setsockopt(level, _JOIN_GROUP, _GROUP.pack(index, _address(group)))
+        return count_option_memory(fresh)
+    return 0
 
 
 def join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[tuple[str, str]]:
@@ -91,8 +156,8 @@ def interface_index(held: socket.socket, name: str) -> int:
 
 def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bool, tuple[str, ...]]:
     """Read whether a membership excludes sources, and which. Raises OSError if the socket is no member."""
-    # The kernel returns as many sources as fit, and the number of all.
-    sources = 16
+    # The kernel returns as many sources as fit, and the number of all. Most memberships have none.
+    sources = 0
     while True:
         head = _GROUP.pack(index, _address(group)) + _MODE.pack(0, sources)
         buffer = ctypes.create_string_buffer(head, len(head) + sources * _ADDRESS_BYTES)

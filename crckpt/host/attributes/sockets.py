@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from crckpt.host.attributes import multicast
 from crckpt.host.observe.sock_diag import find_renamed, find_sockets_with_keys, rename_again
 from crckpt.host.observe.socket_kinds import Loss, find_losses
-from crckpt.host.opened import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
+from crckpt.host.opened import as_socket, count_option_memory, is_listening, read_credentials, read_kind
 from crckpt.host.proc.fd import read_targets, socket_inode
 from crckpt.host.process.pidfd import borrow_each
 
@@ -170,33 +170,38 @@ class SocketFailure(Struct, frozen=True):
 
 
 def read_sockets(
-    pid: int, inside: int, skip: set[int], *, everything: bool = False, is_frozen: bool = False
+    pid: int,
+    inside: int,
+    skip: set[int],
+    groups: multicast.GroupSearch,
+    *,
+    everything: bool = False,
+    is_frozen: bool = False,
 ) -> Iterator[SocketRecord]:
     """Read the sockets of a process; unless `everything`, only those that have properties to restore.
 
-    `inside` is its PID in its own namespace. Skip the inodes in `skip`, and add those that were read. Raises OSError if
-    the process has ended.
+    `inside` is its PID in its own namespace. Skip the inodes in `skip`, and add those that were read. `groups` finds
+    the multicast groups of its sockets. Raises OSError if the process has ended.
     """
     inodes: dict[int, int] = {}
     for fd, target in read_targets(pid):
         if (inode := socket_inode(target)) and inode not in skip:
             skip.add(inode)
             inodes[fd] = inode
-    groups: list[tuple[int, int, str]] | None = None
     with_keys: frozenset[int] | None = None
     for fd, ours in borrow_each(pid, inodes):
         with suppress(OSError), as_socket(ours) as held:
             kind = read_kind(held)
             options, interfaces, is_connected = _read_options(held, kind)
             memberships: tuple[multicast.Membership, ...] = ()
+            is_cut = False
             # A socket with keys or memberships uses option memory. The kernel's tables of them are slow to read: read
             # them only then, and once.
-            uses_memory = kind[0] in _INET and uses_option_memory(held)
+            uses_memory = kind[0] in _INET and count_option_memory(held) > 0
             if uses_memory and kind[1] == socket.SOCK_STREAM:
                 with_keys = find_sockets_with_keys() if with_keys is None else with_keys
             elif uses_memory:
-                groups = list(multicast.find_groups(pid)) if groups is None else groups
-                memberships = tuple(multicast.find_memberships(held, groups))
+                memberships, is_cut = groups.find(pid, held)
             of_unix = kind[0] == socket.AF_UNIX
             status = os.fstat(ours)
             renamed = find_renamed(held) if of_unix else None
@@ -213,11 +218,16 @@ def read_sockets(
                 of_unix and is_listening(held),
                 inodes[fd] in (with_keys or ()),
                 renamed.new if renamed is not None else "",
-                find_losses(held, *kind[:2], is_frozen=True) if is_frozen else (),
+                _find_losses(held, kind, is_cut=is_cut) if is_frozen else (),
                 (status.st_uid, status.st_gid),
             )
             if everything or not found.is_empty:
                 yield found
+
+
+def _find_losses(held: socket.socket, kind: tuple[int, int, int], *, is_cut: bool) -> tuple[Loss, ...]:
+    losses = find_losses(held, *kind[:2], is_frozen=True)
+    return (*losses, "groups") if is_cut else losses
 
 
 def owner(ours: int) -> tuple[int, ...]:

@@ -23,18 +23,18 @@ from msgspec import Struct
 from crckpt.host.observe.sock_diag import RenamedSocket, find_renamed
 from crckpt.host.opened import (
     as_socket,
+    count_option_memory,
     count_unread,
     is_listening,
     opened,
     poll_now,
     read_credentials,
     read_kind,
-    uses_option_memory,
 )
 from crckpt.host.process.pidfd import borrow_each
 from crckpt.host.syscalls.libc import getsockopt
 
-Loss = Literal["error", "urgent", "sender", "empty", "credentials"]
+Loss = Literal["error", "urgent", "sender", "empty", "credentials", "groups"]
 
 _SO_GET_FILTER, _SO_PEEK_OFF = 26, 42
 _NO_USER: Final = (1 << 32) - 1
@@ -45,6 +45,7 @@ _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS = 270, 9  # linux/netlink.h
 _GROUPS_BYTES: Final = 8192
 _NOT_SET: Final = -1
 _LONGEST: Final = 1 << 20
+_INET: Final = (socket.AF_INET, socket.AF_INET6)
 _MESSAGES: Final = (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
 
 
@@ -53,10 +54,10 @@ class SocketKind(Struct, frozen=True):
 
     `corked`: it holds data back (UDP). `has_bpf_filter`: an extended BPF program filters it. `layer` names what the
     kernel runs above TCP (tls). `unsavable_groups`: it is in netlink groups that CRIU cannot save. `namespace` is the
-    network namespace in which it was opened, 0 if unknown. `uses_option_memory`: it has memory for options, such as
-    keys of TCP. `peer_user` is the user of a connected unix socket's peer, 0 if there is none. `maker` is
-    the user for whom others take the socket itself; 0 for a unix socket that does not listen. `losses` are what a
-    restore loses of what waits in it.
+    network namespace in which it was opened, 0 if unknown. `uses_option_memory`: an internet socket has memory for
+    options, such as keys of TCP or multicast groups. `peer_user` is the user of a connected unix socket's peer, 0 if
+    there is none. `maker` is the user for whom others take the socket itself; 0 for a unix socket that does not listen.
+    `losses` are what a restore loses of what waits in it.
     """
 
     pid: int
@@ -77,7 +78,7 @@ class SocketKind(Struct, frozen=True):
 
     @property
     def is_tcp(self) -> bool:
-        return self.family in (socket.AF_INET, socket.AF_INET6) and self.kind == socket.SOCK_STREAM
+        return self.family in _INET and self.kind == socket.SOCK_STREAM
 
 
 def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
@@ -115,7 +116,7 @@ def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKi
                 layer=layer.decode(errors="replace"),
                 unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(held),
                 namespace=namespace,
-                uses_option_memory=is_tcp and uses_option_memory(held),
+                uses_option_memory=family in _INET and bool(count_option_memory(held)),
                 peer_user=0 if peer_user == _NO_USER else peer_user,
                 maker=maker,
                 losses=find_losses(held, family, kind),

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.host.budget import Budget
 from crckpt.host.proc import procfs
 
 # Num RefCount Protocol Flags Type St Inode Path (net/unix/af_unix.c)
@@ -133,13 +134,13 @@ def read_netlink(pid: int) -> Iterator[tuple[int, int, int]]:
             yield int(words[9]), int(words[1]), int(words[2])
 
 
-def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:
+def read_multicast_groups(pid: int, budget: Budget) -> Iterator[tuple[str, int, int]]:
     """(address, index of the interface, number of its users) of the multicast groups that are joined."""
     index = 0
     with suppress(OSError):
         # A line `INDEX DEVICE : COUNT QUERIER` for each interface, then its groups, indented: `GROUP USERS TIMER ...`
         # (net/ipv4/igmp.c).
-        for line in procfs.lines(f"/proc/{pid}/net/igmp")[1:]:
+        for line in budget.read_lines(f"/proc/{pid}/net/igmp")[1:]:
             words = line.split()
             if not line.startswith("\t"):
                 index = int(words[0])
@@ -147,7 +148,7 @@ def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:
                 yield socket.inet_ntoa(int(words[0], 16).to_bytes(4, sys.byteorder)), index, int(words[1])
     with suppress(OSError):
         # `INDEX DEVICE GROUP USERS FLAGS TIMER`, without a headline (net/ipv6/mcast.c).
-        for line in procfs.lines(f"/proc/{pid}/net/igmp6"):
+        for line in budget.read_lines(f"/proc/{pid}/net/igmp6"):
             words = line.split()
             yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])), int(words[0]), int(words[3])
 

@@ -192,7 +192,7 @@ def _dump_and_resume(
     """CRIU freezes the tree, dumps it and lets it run. Then the images are stored while the tree runs."""
     target = dump.target
     # Ask before the freeze: frozen processes cannot answer, and the freeze must be short.
-    answers, unasked = ask(target.observed.tree, everyone=False)
+    answers, unasked = ask(target.observed, everyone=False)
     details, began = read_details(dump, answers), time.monotonic()
     states: TaskStates | None = None
 
@@ -234,10 +234,11 @@ def _dump_and_stop(
 ) -> DumpResult:
     """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
     target, request = dump.target, dump.target.request
-    answers, unasked = ask(target.observed.tree, everyone=True)
+    answers, unasked = ask(target.observed, everyone=True)
     parent = dump.parent.checkpoint if dump.parent is not None and not request.searches else None
     preparation, began = Preparation(workspace.repository, workspace.images, parent), time.monotonic()
     made: list[Checkpoint] = []
+    frozen: list[float] = []
     rehearsals: list[RehearsalResult] = []
     if request.rehearse:
         # The steps of a restore take long to load: not in the freeze.
@@ -247,8 +248,8 @@ def _dump_and_stop(
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
         with interrupts_deferred():
             preparation.load()
-        # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.
-        spent_ms = (time.monotonic() - began) * 1000
+        # CRIU writes its statistics after the hold only.
+        frozen.append(find_freeze(workspace.log, began))
         log = read_log(workspace.log)
         target.check_entered(log)
         # Read this from the frozen tree: nothing changes any more.
@@ -258,8 +259,9 @@ def _dump_and_stop(
         states = add_signal_owners(read_task_states(target.pid))
         securebits = find_securebits(target.observed.tree, answers)
         if hand_over is not None:
-            hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
-        new = describe_checkpoint(dump, log, details, datetime.now(UTC), spent_ms, spent_ms)
+            hand_over.begin(target.observed.tree, frozen[0])
+        frozen_ms, spent_ms = ((time.monotonic() - since) * 1000 for since in (frozen[0], began))
+        new = describe_checkpoint(dump, log, details, datetime.now(UTC), frozen_ms, spent_ms)
 
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:
             if request.rehearse:
@@ -283,6 +285,7 @@ def _dump_and_stop(
     return replace(
         _make_result(dump, outcome.argv, workspace, unasked),
         checkpoint=made[0],
+        frozen_ms=(outcome.ended - frozen[0]) * 1000,
         rehearsal=rehearsals[0] if rehearsals else None,
     )
 

@@ -24,16 +24,20 @@ from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import machine, proc
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import read_descriptors
+from crckpt.host.attributes.multicast import Group, GroupSearch
 from crckpt.host.attributes.sockets import SocketRecord, read_sockets
 from crckpt.host.disk.checked_files import digest_head, read_head
 from crckpt.host.disk.users import LinkTarget, read_link_target
 from crckpt.host.network.packet_filter import PacketRules, read_packet_rules
 from crckpt.host.observe.descriptors import find_closed_pipes
+from crckpt.host.observe.tree import Observed
+from crckpt.host.opened import as_socket
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.cgroups import read_cgroups
+from crckpt.host.process.pidfd import borrow_each
 from crckpt.host.program import read_program
 from crckpt.model import Task
 from crckpt.ops.dump.examine import DumpTarget
@@ -45,30 +49,34 @@ from crckpt.store import NewCheckpoint
 Members = tuple[tuple[str, str], ...]
 """The control groups of a process: for each hierarchy, its controllers and the path of the group."""
 
+# Time for others' multicast groups, of which there may be very many.
+_FINDS_GROUPS_FOR_S, _FINDS_GROUPS_FROZEN_FOR_S = 3.0, 0.2
 # CRIU saves only `current` and `sockcreate` (criu/lsm.c).
 _LABELS = ("exec", "fscreate", "keycreate")
 
 
 class Answers(Struct, frozen=True):
-    """What processes answered, by PID, and the rules of the packet filter at that time."""
+    """What processes answered, by PID; the rules of the packet filter and the tree's multicast groups at that time."""
 
     of_processes: dict[int, dict[str, AttributeValue]] = {}
     rules: PacketRules = PacketRules()
+    groups: tuple[Group, ...] = ()
 
 
-def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...]]:
+def ask(observed: Observed, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...]]:
     """Read from inside each process what only it knows; unless `everyone`, only where there is a hint.
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
-    rules = read_packet_rules()
+    tree, rules = observed.tree, read_packet_rules()
+    joined, unknown = _find_groups(observed)
     # A call stops its thread for some milliseconds: a dump after which the tree goes on makes it only where it may
     # matter.
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
     # No hint is an answer, too. A process that comes later has none.
     asked: dict[int, dict[str, AttributeValue]] = {each.pid: {} for each in tree.processes}
     if not living:
-        return Answers(asked, rules), ()
+        return Answers(asked, rules, joined), unknown
     findings: dict[str, Finding] = {}
     answers = carry_out([Order(each.pid, each.pid, "ask", process=each.identity) for each in living])
     for process, answer in zip(living, answers, strict=True):
@@ -81,7 +89,19 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
         # The process may have prevented the question, to be restored without what confines it.
         if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
             asked[process.pid] = {UNASKED: (1,)}
-    return Answers(asked, rules), tuple(findings.values())
+    return Answers(asked, rules, joined), (*findings.values(), *unknown)
+
+
+def _find_groups(observed: Observed) -> tuple[tuple[Group, ...], tuple[Finding, ...]]:
+    """Find the multicast groups of the tree, and the first socket of which that are perhaps not all."""
+    search, unknown = GroupSearch(_FINDS_GROUPS_FOR_S), []
+    for each in observed.sockets:
+        if each.uses_option_memory and not each.is_tcp:
+            for fd, ours in borrow_each(each.pid, (each.fd,)):
+                with suppress(OSError), as_socket(ours) as held:  # by now it is another socket
+                    if search.find(each.pid, held)[1]:
+                        unknown.append(loses(each.pid, fd, proc.title(each.pid), "groups"))
+    return search.joined, tuple(unknown[:1])
 
 
 def read_details(dump: PlannedDump, answers: Answers, *, is_frozen: bool = False) -> dict[str, object]:
@@ -232,13 +252,17 @@ def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = F
     processes_now = proc.read_tree(root).processes
     # What root alone has made, CRIU makes as root again.
     has_users = any(any(process.uids) for process in processes_now)
+    # The groups that were found before the freeze are tried first.
+    search = GroupSearch(_FINDS_GROUPS_FROZEN_FOR_S if is_frozen else _FINDS_GROUPS_FOR_S, asked.groups)
     for process in processes_now:
         with suppress(OSError):
             read = _read_process(process, asked.of_processes.get(process.pid, {}), groups)
             # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
             numbers = set(known)
             own_sockets = tuple(
-                read_sockets(process.pid, process.ns_pids[-1], numbers, everything=has_users, is_frozen=is_frozen)
+                read_sockets(
+                    process.pid, process.ns_pids[-1], numbers, search, everything=has_users, is_frozen=is_frozen
+                )
             )
             # Else this may be of another process that has got its PID.
             if process.identity.keeps_pid:

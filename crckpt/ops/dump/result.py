@@ -65,7 +65,8 @@ class DumpResult(Struct, frozen=True):
 
     `root_ended`: the tree was to run on, and its root has ended since. `unreaped` are PIDs of the ended tree that its
     parent still keeps: a restore must wait for them. `lineage` is None unless the dump was to be incremental;
-    `rehearsal` unless the tree was rehearsed before it was ended.
+    `rehearsal` unless the tree was rehearsed before it was ended. `frozen_ms` is how long the tree was frozen, with
+    `stop` until it ended.
     """
 
     job: JobName

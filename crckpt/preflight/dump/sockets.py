@@ -111,4 +111,5 @@ def _find_losses(observed: Observed) -> Iterator[Finding]:
 
 def loses(pid: int, fd: int, comm: str, loss: Loss) -> Finding:
     """Name what a restore loses of a socket."""
-    return cause("socket-loses").finding(fd=fd, pid=pid, comm=comm, what=_LOSSES[loss])
+    key = "multicast-groups" if loss == "groups" else "socket-loses"
+    return cause(key).finding(fd=fd, pid=pid, comm=comm, **({"what": _LOSSES[loss]} if loss in _LOSSES else {}))

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
 import pytest
+from growth import spend_once
 
 from crckpt.host.attributes.multicast import (
+    GroupSearch,
     Membership,
     find_groups,
-    find_memberships,
     interface_index,
     interface_name,
     join,
 )
+from crckpt.host.budget import Budget
 
+SOON: Final = 60
 GROUP, OTHER_GROUP, GROUP_6 = "239.83.1.7", "239.83.1.8", "ff05::83:7"
 SOURCES = tuple(f"127.0.83.{number}" for number in range(1, 4))
 SOURCES_6 = tuple(f"fd00:83::{number:x}" for number in range(1, 31))
@@ -39,7 +44,13 @@ def held_6() -> Iterator[socket.socket]:
 
 
 def memberships(held: socket.socket) -> set[Membership]:
-    return set(find_memberships(held, list(find_groups(os.getpid()))))
+    found, is_cut = GroupSearch(SOON).find(os.getpid(), held)
+    assert not is_cut
+    return set(found)
+
+
+def joined() -> set[str]:
+    return {group for _, _, group in find_groups(os.getpid(), Budget(SOON))}
 
 
 @pytest.mark.parametrize(
@@ -68,10 +79,10 @@ def test_more_sources_than_one_read_returns(held_6: socket.socket) -> None:
 def test_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as other:
         assert list(join(other, (Membership("lo", GROUP),))) == []
-        assert GROUP in {group for _, _, group in find_groups(os.getpid())}
+        assert GROUP in joined()
         assert memberships(held) == set()
         assert memberships(other) == {Membership("lo", GROUP)}
-    assert GROUP not in {group for _, _, group in find_groups(os.getpid())}
+    assert GROUP not in joined()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +108,7 @@ def test_failed_membership_is_reported_and_the_others_are_joined(
 def test_groups_joined_by_the_kernel_are_ignored() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as held:
         assert list(join(held, (Membership("lo", GROUP),))) == []
-        assert not {group for _, _, group in find_groups(os.getpid())} & {"224.0.0.1", "ff02::1"}
+        assert not joined() & {"224.0.0.1", "ff02::1"}
 
 
 def test_interfaces_have_names_and_numbers(held: socket.socket) -> None:
@@ -106,3 +117,42 @@ def test_interfaces_have_names_and_numbers(held: socket.socket) -> None:
         assert interface_index(held, name) == number
     with pytest.raises(OSError, match="No such device"):
         interface_index(held, "none0")
+
+
+@contextmanager
+def groups_of_others(count: int) -> Iterator[None]:
+    """Join so many other groups by other sockets, as any user can."""
+    with ExitStack() as stack:
+        for start in range(0, count, 20):  # igmp_max_memberships
+            other = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+            groups = (Membership("lo", f"239.84.{at // 256}.{at % 256}") for at in range(start, start + 20))
+            assert list(join(other, tuple(groups))) == []
+        yield
+
+
+def test_groups_of_others_cost_nothing_where_the_own_are_known(held: socket.socket) -> None:
+    """A frozen program must not wait for as long as other users like."""
+    own = (Membership("lo", GROUP), Membership("lo", OTHER_GROUP))
+    assert list(join(held, own)) == []
+    before = GroupSearch(SOON)
+    before.find(os.getpid(), held)
+
+    def spend(joined: tuple[tuple[int, int, str], ...]) -> float:
+        search = GroupSearch(SOON, joined)
+        return min(spend_once(lambda: search.find(os.getpid(), held)) for _ in range(5))
+
+    alone = spend(before.joined)
+    with groups_of_others(4000):
+        assert spend(before.joined) < 10 * alone < spend_once(lambda: GroupSearch(SOON).find(os.getpid(), held))
+        found, is_cut = GroupSearch(SOON, before.joined).find(os.getpid(), held)
+        assert (set(found), is_cut) == (set(own), False)
+
+
+def test_search_among_groups_of_others_ends_and_says_that_it_is_incomplete(held: socket.socket) -> None:
+    assert list(join(held, (Membership("lo", GROUP),))) == []
+    with groups_of_others(4000):
+        search = GroupSearch(0.0)
+        assert search.find(os.getpid(), held) == ((), True)
+        assert search.find(os.getpid(), held) == ((), True)
+        known = GroupSearch(0.0, ((socket.IPPROTO_IP, 1, GROUP),))
+        assert known.find(os.getpid(), held) == ((Membership("lo", GROUP),), False)

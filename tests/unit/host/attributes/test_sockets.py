@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from crckpt.errors import IntegrityError
-from crckpt.host.attributes.multicast import Membership
+from crckpt.host.attributes.multicast import GroupSearch, Membership
 from crckpt.host.attributes.sockets import SocketRecord, read_sockets, restore_socket
 from crckpt.preflight.attribute_record import read_attribute_record
 
@@ -22,8 +22,12 @@ USER = (1234, 2345)
 def others() -> set[int]:
     """Inodes of the sockets that this process has already."""
     found: set[int] = set()
-    list(read_sockets(os.getpid(), 1, found))
+    list(_read(found, 1))
     return found
+
+
+def _read(known: set[int], inside: int, *, everything: bool = False) -> Iterator[SocketRecord]:
+    return read_sockets(os.getpid(), inside, known, GroupSearch(60), everything=everything)
 
 
 def _record(held: socket.socket, **more: object) -> SocketRecord:
@@ -39,14 +43,14 @@ def udp() -> Iterator[socket.socket]:
 
 
 def test_socket_with_defaults_is_not_recorded(others: set[int], udp: socket.socket) -> None:
-    assert list(read_sockets(os.getpid(), 1, others)) == []
+    assert list(_read(others, 1)) == []
     assert os.fstat(udp.fileno()).st_ino in others
 
 
 def test_socket_is_recorded_once_with_its_unusual_options(others: set[int], udp: socket.socket) -> None:
     udp.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
     with udp.dup() as again:
-        (found,) = read_sockets(os.getpid(), 77, others)
+        (found,) = _read(others, 77)
         assert found.fd in (udp.fileno(), again.fileno())
     assert found.options == {"IP_RECVERR": (1,)}
     assert (found.pid, found.inode) == (77, os.fstat(udp.fileno()).st_ino)
@@ -59,7 +63,7 @@ def test_sockets_are_recorded_with_their_users(others: set[int], udp: socket.soc
     us = (os.geteuid(), os.getegid())
     one, other = socket.socketpair()
     with one, other:
-        found = {each.fd: each for each in read_sockets(os.getpid(), 1, others, everything=True)}
+        found = {each.fd: each for each in _read(others, 1, everything=True)}
         assert [found[each.fileno()].maker for each in (udp, one)] == [us, us]
         assert [found[each.fileno()].owner for each in (udp, one)] == [(), us]
 
