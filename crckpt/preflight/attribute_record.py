@@ -51,6 +51,7 @@ memory_errors       inside  the policy for memory errors
 io_flusher          inside  the mark of an I/O flusher
 memory_policy       inside  the memory policy
 directories!        inside  its own working directory, root and umask
+login_uid!          inside  the login user for the audit log
 core_filter         outside the core dump filter
 autogroup_nice      outside the autogroup's nice value
 memory_merge        inside  the merging of memory

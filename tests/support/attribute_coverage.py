@@ -38,6 +38,7 @@ memory_errors       thread   outside inside  mce_kill        the policy for memo
 io_flusher          thread   outside inside  -               the mark of an I/O flusher
 memory_policy       thread   outside inside  -               the memory policy
 directories         thread!  outside inside  -               its own working directory, root and umask
+login_uid           thread!  outside inside  -               the login user for the audit log
 core_filter         process  outside outside coredump_filter the core dump filter
 autogroup_nice      process  outside outside autogroup       the autogroup's nice value
 memory_merge        process  outside inside  memory_merge    the merging of memory
@@ -74,6 +75,7 @@ _NOTES: Final = {
     "memory_policy": "read on hosts with several NUMA nodes only; the policies of single maps (mbind) are lost",
     "directories": "tested by test_kept_state.py; threads that share them with each other, but not with the first "
     "thread, each get their own",
+    "login_uid": "tested by test_login_users.py; the audit session gets another number",
     "segments": "tested by test_kept_state.py",
     "landlock": "the kernel says that there is one, but not its rules; asked of the first thread",
     "session_keyring": "the tree gets the keyring of the restoring crckpt, or a new one for another user; keys are "

@@ -37,6 +37,7 @@ from crckpt.host.syscalls import own_process, ptrace
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
 _UNSHARE, _CHDIR, _UMASK, _CHROOT, _CLONE_FS = 272, 80, 95, 161, 0x200
+_OPENAT, _WRITE, _CLOSE = 257, 1, 3
 _LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
@@ -211,6 +212,21 @@ def _set_directories(thread: ptrace.StoppedThread, *value: int) -> int:
     return found if found or tasks.directories(thread.tid) == value else -errno.ESTALE
 
 
+def _set_login_uid(thread: ptrace.StoppedThread, user: int) -> int:
+    """Set the login user for the audit log: a thread can set only its own. A negative number is an error."""
+    if not Path("/proc/self/loginuid").exists():
+        return 0  # the kernel audits no system calls
+    with thread.lent(b"/proc/thread-self/loginuid\0") as address:
+        file = thread.system_call(_OPENAT, -1, address, os.O_WRONLY | os.O_CLOEXEC, 0)
+    if file < 0:
+        return file
+    text = str(user).encode()
+    with thread.lent(text) as address:
+        found = thread.system_call(_WRITE, file, address, len(text))
+    thread.system_call(_CLOSE, file)
+    return found
+
+
 def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:
     """Listen on a socket as this user and group, effective for that call only. A negative number is an error."""
     # In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
@@ -231,6 +247,7 @@ _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "listener": _listen,
     "controlling_terminal": _take_terminal,
     "directories": _set_directories,
+    "login_uid": _set_login_uid,
     "segments": set_segments,
 }
 

@@ -32,6 +32,7 @@ _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 # SCHED_OTHER and SCHED_BATCH: a thread may request another slice than the default (Linux 6.12).
 _SLICED: Final = (0, 3)
 DEADLINE: Final = 6
+NO_LOGIN_USER: Final = 0xFFFFFFFF
 _MOST_UTILIZATION: Final = 1024
 _UTILIZATION: Final = 0x60  # SCHED_FLAG_UTIL_CLAMP_MIN | SCHED_FLAG_UTIL_CLAMP_MAX
 
@@ -121,6 +122,13 @@ def parse_directories(value: Value) -> tuple[int, bytes, bytes]:
     return umask, bytes(paths[:length]), bytes(paths[length:])
 
 
+def _login_uid(tid: int) -> Value:
+    """Who has logged in, as the kernel's audit log names them; NO_LOGIN_USER if nobody has."""
+    with suppress(FileNotFoundError):  # a kernel that audits no system calls
+        return (int(procfs.text(f"/proc/{tid}/loginuid")),)
+    return (NO_LOGIN_USER,)
+
+
 def _autogroup_nice(pid: int) -> Value:
     """The nice value of the autogroup of a process; nothing if it is in none, or the kernel has no autogroups."""
     with suppress(FileNotFoundError):
@@ -161,6 +169,7 @@ OF_THREAD: Final[dict[str, Reader]] = {
     "io_flusher": lambda tid: (int(read_stat(tid).flags & _IO_FLUSHER == _IO_FLUSHER),),
     "memory_policy": _memory_policy,
     "directories": directories,
+    "login_uid": _login_uid,
 }
 OF_PROCESS: Final[dict[str, Reader]] = {
     # Nothing for one that has no memory.
