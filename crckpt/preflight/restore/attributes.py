@@ -215,19 +215,26 @@ def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[F
     """Find sockets that lose their own or their peer's user, or the keys of their segments."""
     listening = {file.inode for file in tree.files if isinstance(file, UnixSocket) and file.is_listening}
     outside = {file.inode for file in tree.files if isinstance(file, UnixSocket) and file.external}
-    processes = {process.pid: process for process in tree.processes}
+    users = {each.pid: each.core.rights.uids[3] for each in tree.processes if each.core.rights is not None}
+    comms = {process.pid: process.comm for process in tree.processes}
+    sharers: dict[int, set[int]] = {}
+    for process in tree.processes:
+        for descriptor in process.descriptors:
+            sharers.setdefault(descriptor.file.id, set()).add(users.get(process.pid, 0))
     for found in find_recorded_sockets(record, tree):
-        core, file = processes[found.pid].core, found.file
-        values = {"fd": found.fd, "pid": found.pid, "comm": core.comm}
+        file = found.file
+        values = {"fd": found.fd, "pid": found.pid, "comm": comms[found.pid]}
         # With the rights of this user it is made again.
-        trusted = (0, core.rights.uids[3] if core.rights is not None else 0)
+        trusted = (0, users.get(found.pid, 0))
         peer = file.peer if isinstance(file, UnixSocket) else 0
         # Clients and servers are told of each other at once. The kernel keeps who opened a socket, and judges by that
         # what other sockets than unix sockets send.
         if found.record.is_listening or peer in listening or not isinstance(file, UnixSocket):
             maker = found.record.owner if found.record.is_listening else found.record.maker
-            if maker and maker[0] not in trusted:
-                yield cause("maker-lost").finding(user=maker[0], now=trusted[1], **values)
+            # Only the server would be told who has connected a client that waits: each who shares it may have.
+            others = {*maker[:1], *(sharers[file.id] if peer in listening else ())} - set(trusted)
+            if maker and others:
+                yield cause("maker-lost").finding(user=min(others), now=trusted[1], **values)
         elif found.record.owner and found.record.owner[0] not in trusted and peer not in outside:
             yield cause("peer-lost").finding(user=found.record.owner[0], **values)
         if found.record.has_keys:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
-from crckpt.images.tree import ImageProcess, ImageTree
+from crckpt.images.sockets import UnixSocket
+from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor
 from crckpt.preflight.attribute_record import (
     AttributeRecord,
     ProcessRecord,
@@ -83,6 +84,26 @@ def test_socket_of_another_user_than_of_the_process_that_makes_it(tree: ImageTre
         assert any(f"is a socket of user {maker[0]}; after a restore" in each for each in found) == is_lost
 
 
+@pytest.mark.parametrize(("first", "second", "is_lost"), [(0, 1234, True), (1234, 0, False), (0, 0, False)])
+def test_waiting_client_that_another_user_may_have_connected(
+    tree: ImageTree, first: int, second: int, is_lost: bool
+) -> None:
+    """Root made the socket and gave it to a child: whichever of them has connected it, CRIU does it as the first."""
+    listener = UnixSocket(9001, 9001, "stream", "listen", b"@crckpt-test")
+    client = UnixSocket(9002, 9002, "stream", "established", peer=9001)
+    living = sorted((each for each in tree.processes if each.core.rights is not None), key=lambda each: each.pid)[:2]
+    processes = []
+    for process, user in zip(living, (first, second), strict=True):
+        rights = process.core.rights
+        assert rights is not None
+        changed = _with_core(process, rights=replace(rights, uids=(user,) * 4))
+        processes.append(replace(changed, descriptors=(OpenDescriptor(50, client, close_on_exec=False),)))
+    waiting = replace(tree, processes=tuple(processes), files=(listener, client))
+    record = replace(of_root(tree), sockets=(SocketRecord(living[0].pid, 50, 9002, 1, 1, 0, maker=(0, 0)),))
+    found = [each.what for each in judge_attributes(record, waiting, HostAttributes(TWO)).weaker]
+    assert any("is a socket of user 1234; after a restore" in each for each in found) == is_lost
+
+
 def test_permitted_session_keyrings(tree: ImageTree) -> None:
     """The keyring of its only user, or the one that it had. Without a keyring of ours nothing is handed on."""
     who = tree.root.core.credentials
@@ -129,6 +150,6 @@ def test_later_process_must_have_a_confined_parent(
     assert [each.key for each in found.weaker] == (["unasked-lost"] if is_refused else [])
 
 
-def _with_core(process: ImageProcess, **changes: bool) -> ImageProcess:
+def _with_core(process: ImageProcess, **changes: object) -> ImageProcess:
     first, *others = process.threads
     return replace(process, threads=(replace(first, core=replace(first.core, **changes)), *others))
