@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.attributes.descriptors import DescriptorRecord
+from crckpt.host.attributes.pipes import PipeRecord
 from crckpt.host.attributes.sockets import SocketRecord
 
 Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -121,6 +122,7 @@ class AttributeRecord(Struct, frozen=True):
     - `cpus`: the CPUs that were online
     - `groups`: the distinct sets of groups of its processes
     - `sockets`: the sockets that have more than CRIU saves, each once; if not all processes are root's, all sockets
+    - `pipes`: its pipes, each once, if not all processes are root's
     - `descriptors`: timers and terminals that have more than CRIU saves
     - `asked`: the processes that crckpt asked, or had no reason to ask; None if an older crckpt did not record this
     """
@@ -130,6 +132,7 @@ class AttributeRecord(Struct, frozen=True):
     groups: tuple[Annotated[tuple[ControlGroup, ...], Meta(max_length=_MOST_HIERARCHIES)], ...] = ()
     asked: tuple[int, ...] | None = None
     sockets: tuple[SocketRecord, ...] = ()
+    pipes: tuple[PipeRecord, ...] = ()
     descriptors: tuple[DescriptorRecord, ...] = ()
 
 

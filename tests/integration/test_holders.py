@@ -138,6 +138,31 @@ def _servers(name: str) -> Iterator[set[tuple[int, int]]]:
         thread.join()
 
 
+OPENS: Final = """
+import os, sys
+from selfcheck import Program
+from pathlib import Path
+ends = os.pipe()
+both = os.open("/proc/self/fd/%d" % ends[0], os.O_RDWR)
+program = Program(Path(sys.argv[1]))
+def step():
+    for end in (*ends, both):
+        os.close(os.open("/proc/self/fd/%d" % end, os.O_WRONLY))
+program.run(step)
+"""
+
+
+def test_pipe_can_be_opened_anew(crckpt: Crckpt) -> None:
+    """Through /proc, as /dev/stdout is: by its owner alone. One that is open both to read and to write crckpt makes."""
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", OPENS, "{workdir}")
+    with started(Case("opens", (*AS_NOBODY, *words), user=NOBODY)) as tree:
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
 # A user's program makes sockets, which a child keeps, and executes one of root's (su).
 SHARES: Final = """
 import os, socket, sys

@@ -25,6 +25,7 @@ from crckpt.host import machine, proc
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import read_descriptors
 from crckpt.host.attributes.multicast import Group, GroupSearch
+from crckpt.host.attributes.pipes import PipeRecord, read_pipes
 from crckpt.host.attributes.sockets import SocketRecord, read_sockets
 from crckpt.host.disk.checked_files import digest_head, read_head
 from crckpt.host.disk.users import LinkTarget, read_link_target
@@ -248,6 +249,7 @@ def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = F
     processes: list[ProcessRecord] = []
     were_asked: list[int] = []
     found: list[SocketRecord] = []
+    pipes: dict[int, PipeRecord] = {}
     known: set[int] = set()
     processes_now = proc.read_tree(root).processes
     # What root alone has made, CRIU makes as root again.
@@ -264,11 +266,13 @@ def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = F
                     process.pid, process.ns_pids[-1], numbers, search, everything=has_users, is_frozen=is_frozen
                 )
             )
+            own_pipes = {each.inode: each for each in read_pipes(process.pid)} if has_users else {}
             # Else this may be of another process that has got its PID.
             if process.identity.keeps_pid:
                 processes.append(read)
                 were_asked.extend(process.ns_pids[-1:] if process.pid in asked.of_processes else ())
                 found.extend(own_sockets)
+                pipes |= own_pipes
                 known = numbers
     return AttributeRecord(
         cpus=tuple(sorted(tasks.online_cpus())),
@@ -279,6 +283,7 @@ def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = F
         ),
         asked=tuple(were_asked),
         sockets=tuple(found),
+        pipes=tuple(pipes.values()),
     )
 
 

@@ -22,6 +22,7 @@ from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
+from crckpt.host.attributes.pipes import PipeRecord, restore_owner
 from crckpt.host.network.packet_filter import read_packet_rules
 from crckpt.host.proc import procfs
 from crckpt.host.process import cgroups
@@ -38,6 +39,7 @@ from crckpt.preflight.restore.attributes import (
     RecordedSocket,
     ThreadAttributes,
     attributes_to_set,
+    find_recorded_pipes,
     find_recorded_sockets,
     judge_attributes,
     shares_session,
@@ -89,6 +91,7 @@ class AttributeRestore(Struct, frozen=True):
         losses.extend(tree.move(self.verdict.moves))
         of_sockets = tree.set_sockets(find_recorded_sockets(self.record, self.tree))
         losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
+        losses.extend(tree.set_pipes(find_recorded_pipes(self.record, self.tree)))
         losses.extend(tree.set_descriptors(self.record.descriptors))
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
@@ -219,6 +222,16 @@ class _RestoredTree:
                             listening.append((found, Order(here, here, "set", values, is_lent=True)))
         for socket, _, why in _carry_out(listening):
             yield _socket_lost(socket, "the owner", why, protects=True)
+
+    def set_pipes(self, wanted: Iterable[tuple[int, int, PipeRecord]]) -> Iterator[Finding]:
+        """Set the owners of pipes; yield what could not be set."""
+        for pid, end, record in wanted:
+            for fd, ours in borrow_each(self._pids.get(pid, 0), (end,)):
+                try:
+                    restore_owner(ours, record)
+                except OSError as error:
+                    title = "the owner of a pipe"
+                    yield cause("socket-option-lost").finding(title=title, fd=fd, pid=pid, why=error.strerror)
 
     def set_descriptors(self, wanted: tuple[DescriptorRecord, ...]) -> Iterator[Finding]:
         """Set the state of timers and terminals; yield what could not be set."""

@@ -6,15 +6,18 @@ other losses are warnings.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
+from crckpt.host.attributes.pipes import PipeRecord
 from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
+from crckpt.images.other_files import Pipe
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.attribute_record import (
@@ -135,6 +138,22 @@ def find_recorded_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[
             yield RecordedSocket(*by_inode[found.inode], found)
         elif place in by_descriptor:
             yield RecordedSocket(*place, by_descriptor[place], found)
+
+
+def find_recorded_pipes(record: AttributeRecord, tree: ImageTree) -> Iterator[tuple[int, int, PipeRecord]]:
+    """Return the pipes of the record that are in the tree: PID and descriptor of an end, and the record."""
+    known = {each.inode: each for each in record.pipes}
+    ends: dict[int, list[tuple[int, int, int]]] = {}
+    for process in tree.processes if known else ():
+        for descriptor in process.descriptors:
+            if isinstance(descriptor.file, Pipe) and descriptor.file.pipe_id in known:
+                mode = descriptor.file.flags & os.O_ACCMODE
+                ends.setdefault(descriptor.file.pipe_id, []).append((process.pid, descriptor.fd, mode))
+    for inode, found in ends.items():
+        # Instead of a pipe to the outside the tree has a file of ours.
+        modes = {mode for *_, mode in found}
+        if os.O_RDWR in modes or {os.O_RDONLY, os.O_WRONLY} <= modes:
+            yield (*found[0][:2], known[inode])
 
 
 def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttributes) -> AttributeVerdict:
