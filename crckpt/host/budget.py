@@ -6,39 +6,47 @@ import os
 import time
 from typing import Final
 
-_MOST_BYTES: Final = 64 << 20
+_MOST_BYTES: Final = 256 << 20
 _READ_BYTES: Final = 1 << 16
 
 
+NEAR_S: Final = 5.0
+FAR_S: Final = 1.0
+"""Seconds for all processes of the users that something is about and of root, and for all of other users."""
+
+
 class Budget:
-    """Seconds and bytes for one look at what others have made, however many files it is in.
+    """Seconds and bytes for one look at what others have made, however many files it is in. Time counts from its begin.
 
     `was_spent`: it did not suffice, so that something was left out.
     """
 
     def __init__(self, seconds: float, size: int = _MOST_BYTES) -> None:
-        self._end = time.monotonic() + seconds
+        self._seconds = seconds
+        self._began: float | None = None
         self._left_bytes = size
         self.was_spent = False
 
     @property
     def left_s(self) -> float:
         """The seconds that are left."""
-        return max(0.0, self._end - time.monotonic())
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        return max(0.0, self._began + self._seconds - now)
 
     def is_spent(self) -> bool:
         """Return whether nothing is left. Ask only before more work: the answer is remembered."""
-        self.was_spent = self.was_spent or self._left_bytes <= 0 or time.monotonic() >= self._end
+        self.was_spent = self.was_spent or self._left_bytes <= 0 or not self.left_s
         return self.was_spent
 
-    def read(self, path: str, most: int = _MOST_BYTES) -> bytes:
-        """Read at most `most` bytes of a file, and no more than the budget allows. Raises OSError."""
+    def read(self, path: str, first: int = _READ_BYTES) -> bytes:
+        """Read a file, at first `first` bytes, and no more than the budget allows. Raises OSError."""
         found = bytearray()
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             # The kernel answers a read of a file of /proc with a page: it may search long for where that page begins.
-            while len(found) < most and not self.is_spent():
-                part = os.read(file, min(_READ_BYTES, most - len(found)))
+            while not self.is_spent():
+                part = os.read(file, _READ_BYTES if found else first)
                 if not part:
                     break
                 found += part

@@ -19,6 +19,8 @@ from crckpt.host.proc import procfs
 
 _MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SOCKET: Final = "socket:["
+# Of `pos`, `flags`, `mnt_id` and `ino`, with which every fdinfo begins.
+_HEAD_BYTES: Final = 128
 # /dev/ptmx, whatever its path. Source: Documentation/admin-guide/devices.txt.
 _MULTIPLEXER: Final = os.makedev(5, 2)
 
@@ -93,6 +95,19 @@ def read_targets(pid: int) -> Iterator[tuple[int, str]]:
             yield fd, os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
+def list_files(pid: int) -> Iterator[int]:
+    """Number of each descriptor of something that has a path, or had one. Raises OSError if the process has ended."""
+    # In any order, and one after the other: a process may have very many.
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            try:
+                has_path = os.readlink(entry.path).startswith("/")
+            except OSError as error:
+                has_path = error.errno == errno.ENAMETOOLONG
+            if has_path:
+                yield int(entry.name)
+
+
 def read_link(link: str) -> tuple[str, os.stat_result] | None:
     """Read the target of a link in /proc, and the status of the file that it leads to; None if either is not known."""
     with suppress(OSError):
@@ -107,9 +122,16 @@ def read_info(pid: int | str, fd: int) -> str:
 
 def open_flags(pid: int, fd: int) -> int:
     """The flags with which a process has a file open, as of open(2); 0 if that is gone."""
+    return read_open(pid, fd)[0]
+
+
+def read_open(pid: int | str, fd: int) -> tuple[int, int]:
+    """The flags with which a process has a file open, and its inode (Linux 5.14, else 0); zeros if that is gone."""
     with suppress(OSError):
-        return int(procfs.parse_fields(read_info(pid, fd)).get("flags", "0"), 8)
-    return 0
+        # An epoll has a line for each file that it watches behind these, a file one for each lock.
+        fields = procfs.parse_fields(procfs.head(f"/proc/{pid}/fdinfo/{fd}", _HEAD_BYTES).decode(errors="replace"))
+        return int(fields.get("flags", "0"), 8), int(fields.get("ino", "0"))
+    return 0, 0
 
 
 def read_pidfd(descriptor: int) -> int:

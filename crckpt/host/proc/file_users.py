@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from crckpt.host.budget import FAR_S, NEAR_S, Budget
 from crckpt.host.opened import opened
-from crckpt.host.proc import procfs
-from crckpt.host.proc.fd import open_flags, read_info
+from crckpt.host.proc.fd import list_files, read_info, read_open
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.proc.procfs import parse_fields
+from crckpt.host.proc.status import real_user, sort_by_users
 from crckpt.host.proc.tree import ancestors, title
 from crckpt.images.processes import FileLock, LockKind
 
@@ -37,6 +37,8 @@ _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
 # The kernel answers a read with a page at most, all of it of one moment.
 _READ_AT_ONCE: Final = 4096
 _MOST_LOOKS: Final = 6
+# Time for /proc/locks: for each page of it the kernel starts from the first lock.
+_LOOKS_FOR_S: Final = 2.0
 
 
 class HeldLock(Struct, frozen=True):
@@ -54,33 +56,37 @@ class HeldLock(Struct, frozen=True):
 
 
 def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
-    """Read the locks on these files, by path. Files without locks, and missing ones, are left out."""
+    """Read the locks on these files, by path. Files without locks, and missing ones, are left out.
+
+    Takes a few seconds at most: any user can hold a million locks. CRIU takes the locks of what it restores itself, and
+    fails at one that was not found here.
+    """
     wanted = tuple(paths)
     if not wanted:
         # Reading /proc/locks is slow: the kernel waits for every CPU.
         return {}
-    holders = _Holders()
-    looks = [_look(_READ_AT_ONCE)]
+    files = {path: file for path in wanted if (file := _file(path))}
+    if not files:
+        return {}
+    budget = Budget(_LOOKS_FOR_S)
+    holders = _Holders({0, os.getuid()} | {owner for path in files if (owner := _owner(path)) is not None})
+    looks = [_look(_READ_AT_ONCE, budget)]
     # A lock that comes or goes between two reads of a look repeats or hides the next ones. Look again until nothing
     # changes, and let the reads begin elsewhere: what one look hides, the others see.
     for number in range(1, _MOST_LOOKS):
-        if sum(map(len, looks[-1])) <= _READ_AT_ONCE or looks[-1:] == looks[-2:-1]:
+        if sum(map(len, looks[-1])) <= _READ_AT_ONCE or looks[-1:] == looks[-2:-1] or budget.is_spent():
             break
-        looks.append(_look(_READ_AT_ONCE * number // _MOST_LOOKS))
+        looks.append(_look(_READ_AT_ONCE * number // _MOST_LOOKS, budget))
     texts = {line.partition(": ")[2]: line for look in looks for line in look}
     if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
         texts = {line: f"1: {line}" for line in holders.all()} | texts
-    lines = [line for line in map(_LINE.match, texts.values()) if line]
-    found = {path: _file(path) for path in wanted} if lines else {}
-    of_files = {
-        path: tuple(
-            HeldLock(_KINDS[line["kind"]], line["mode"] == "WRITE", int(line["start"]), _end(line), *holders.of(line))
-            for line in lines
-            if line["file"] == file
-        )
-        for path, file in found.items()
-    }
-    return {path: held for path, held in of_files.items() if held}
+    held: dict[str, list[HeldLock]] = {file: [] for file in files.values()}
+    for line in map(_LINE.match, texts.values()):
+        if line and line["file"] in held:
+            is_exclusive = line["mode"] == "WRITE"
+            found = HeldLock(_KINDS[line["kind"]], is_exclusive, int(line["start"]), _end(line), *holders.of(line))
+            held[line["file"]].append(found)
+    return {path: tuple(held[file]) for path, file in files.items() if held[file]}
 
 
 def parse_locks(info: str, pid: int, fd: int) -> tuple[FileLock, ...]:
@@ -94,14 +100,9 @@ def parse_locks(info: str, pid: int, fd: int) -> tuple[FileLock, ...]:
     )
 
 
-def _look(first: int) -> list[str]:
+def _look(first: int, budget: Budget) -> list[str]:
     """Read /proc/locks once, at first so many bytes."""
-    parts: list[bytes] = []
-    # Without a buffer: it would read in parts of its own size.
-    with Path("/proc/locks").open("rb", buffering=0) as file:
-        while part := file.read(_READ_AT_ONCE if parts else first):
-            parts.append(part)
-    return b"".join(parts).decode().splitlines()
+    return budget.read("/proc/locks", first).decode().splitlines()
 
 
 def _file(path: str) -> str:
@@ -118,14 +119,32 @@ def _file(path: str) -> str:
     return ""
 
 
+def _inode(path: str) -> int:
+    """The inode of a file as fdinfo has it, which may differ from stat's (overlayfs); 0 if that is not known."""
+    with suppress(OSError), opened(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
+        return read_open("self", descriptor)[1]
+    return 0
+
+
+def _owner(path: str) -> int | None:
+    with suppress(OSError):
+        return os.stat(path).st_uid
+    return None
+
+
 def _end(line: re.Match[str]) -> int | None:
     return None if line["end"] == "EOF" else int(line["end"])
 
 
 class _Holders:
-    """Finds the processes that hold locks. Reads each process once: one may hold any number of locks."""
+    """Finds the processes that hold locks. Reads each process once: one may hold any number of locks.
 
-    def __init__(self) -> None:
+    Looks first at processes of the users `near`, and for a few seconds only.
+    """
+
+    def __init__(self, near: Container[int]) -> None:
+        self._near = near
+        self._budgets = Budget(NEAR_S), Budget(FAR_S)
         self._found: dict[str, int] = {}
         self._names: dict[int, str] = {0: "?"}
         self._looked_at: set[int] = set()
@@ -136,7 +155,8 @@ class _Holders:
         # The PID in the line may be of a process that has ended; OFD locks have none. So look for the process whose
         # fdinfo has the same line, first at that PID, which is usually right.
         what = line[0].partition(": ")[2]
-        self._look_at(int(line["pid"]))
+        taker = int(line["pid"])
+        self._look_at(taker, self._budgets[real_user(taker) not in self._near])
         pid = self._found.get(what, 0) or self.all().get(what, 0)
         if pid not in self._names:
             self._names[pid] = title(pid)
@@ -146,18 +166,20 @@ class _Holders:
         """Find the locks of all processes that we see: lines of /proc/locks without their numbers, and the holders."""
         if not self._is_all_seen:
             self._is_all_seen = True
-            for pid in procfs.pids():
-                self._look_at(pid)
+            for is_far, pid in sort_by_users(self._near):
+                self._look_at(pid, self._budgets[is_far])
         return self._found
 
-    def _look_at(self, pid: int) -> None:
+    def _look_at(self, pid: int, budget: Budget) -> None:
         if pid <= 0 or pid in self._looked_at:
             return
         self._looked_at.add(pid)
         with suppress(OSError):
-            for descriptor in Path(f"/proc/{pid}/fdinfo").iterdir():
+            for fd in list_files(pid):
+                if budget.is_spent():
+                    return
                 with suppress(OSError):
-                    for line in procfs.lines(str(descriptor)):
+                    for line in budget.read_lines(f"/proc/{pid}/fdinfo/{fd}"):
                         if line.startswith("lock:"):
                             self._found.setdefault(line.partition(": ")[2], pid)
 
@@ -170,30 +192,54 @@ class FileWriter(Struct, frozen=True):
 
 
 def find_writers(paths: Iterable[str]) -> dict[str, FileWriter]:
-    """Find a process that can write to each of these files, under whatever name it opened it. By path."""
+    """Find a process that can write to each of these files, under whatever name it opened it. By path.
+
+    Looks for a few seconds, and first at processes of root and of the files' owners.
+    """
     # A file to which we and our ancestors can only append is not counted: it may be our output.
     identities = {path: identity for path in paths if (identity := _identity(path))}
     wanted = set(identities.values())
     us = (os.getpid(), *ancestors(os.getpid()))
     found: dict[tuple[int, int], FileWriter] = {}
-    for pid in procfs.pids() if wanted else ():
-        for link in list_writable(pid, appends=pid not in us):
+    inodes = frozenset(map(_inode, identities))
+    looks = _Look(Budget(NEAR_S), inodes), _Look(Budget(FAR_S), inodes)
+    near = {0, os.getuid()} | {owner for path in identities if (owner := _owner(path)) is not None}
+    for is_far, pid in sort_by_users(near) if wanted else ():
+        for link in list_writable(pid, appends=pid not in us, look=looks[is_far]):
             identity = _identity(link)
             if identity is not None and identity in wanted - found.keys():
                 found[identity] = FileWriter(pid, title(pid))
     return {path: found[identity] for path, identity in identities.items() if identity in found}
 
 
-def list_writable(pid: int, *, appends: bool = True) -> Iterator[str]:
-    """List links to what a process has open for writing, and mapped so; `appends`: also what it only appends to."""
+class _Look(NamedTuple):
+    """A look at others: for as long as the budget allows, and at open files with one of these inodes (of fdinfo)."""
+
+    budget: Budget
+    inodes: frozenset[int]
+
+
+def list_writable(pid: int, *, appends: bool = True, look: _Look | None = None) -> Iterator[str]:
+    """List links to files that a process has open for writing, and mapped so; `appends`: also what it only appends to.
+
+    With `look` only those that can be meant there.
+    """
     with suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            flags = open_flags(pid, int(fd))
+        for fd in list_files(pid):
+            if look is not None and look.budget.is_spent():
+                return
+            flags, inode = read_open(pid, fd)
+            if look is not None and inode and inode not in look.inodes:
+                continue
             if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
                 yield f"/proc/{pid}/fd/{fd}"
     with suppress(OSError):
-        # Writes to a private map go to a copy, and never reach the file.
-        yield from (each.link(pid) for each in read_maps(pid) if each.is_writable and each.is_shared)
+        for each in read_maps(pid, look.budget if look is not None else None):
+            if look is not None and look.budget.is_spent():
+                return
+            # Writes to a private map go to a copy, and never reach the file.
+            if each.is_writable and each.is_shared:
+                yield each.link(pid)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

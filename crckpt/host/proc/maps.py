@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.host.budget import Budget
 from crckpt.host.proc import procfs
 from crckpt.host.proc.procfs import DELETED
 from crckpt.images.vdso import is_sound
@@ -99,9 +100,10 @@ class Map(Struct, frozen=True):
         return f"/proc/{pid}/map_files/{self.start:x}-{self.end:x}"
 
 
-def read_maps(pid: int) -> list[Map]:
-    """Read the maps of a process, by address. Raises OSError if it has ended."""
-    return [Map(*line.split(maxsplit=5)) for line in procfs.lines(f"/proc/{pid}/maps")]
+def read_maps(pid: int, budget: Budget | None = None) -> list[Map]:
+    """Read the maps of a process, by address; with `budget` only so many. Raises OSError if it has ended."""
+    path = f"/proc/{pid}/maps"
+    return [Map(*line.split(maxsplit=5)) for line in (budget.read_lines(path) if budget else procfs.lines(path))]
 
 
 def count_maps(pid: int) -> int:

@@ -5,7 +5,7 @@ Source: proc_pid_stat(5), proc_pid_status(5), namespaces(7)."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -108,6 +108,14 @@ def real_user(pid: int) -> int | None:
     with suppress(OSError):
         return int(read_status(pid)["Uid"].split()[0])
     return None
+
+
+def sort_by_users(near: Container[int]) -> list[tuple[bool, int]]:
+    """List all processes, first those of the users `near`: whether it is of another one, and the PID.
+
+    What there is not time for is then of others.
+    """
+    return sorted((real_user(pid) not in near, pid) for pid in procfs.pids())
 
 
 def tracer(pid: int, tid: int) -> int:

@@ -7,22 +7,20 @@ import errno
 import functools
 import os
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from crckpt.host.proc import Descriptor, procfs
+from crckpt.host.budget import FAR_S, NEAR_S, Budget
+from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_targets
-from crckpt.host.proc.status import real_user
+from crckpt.host.proc.status import real_user, sort_by_users
 from crckpt.host.syscalls.libc import syscall
 
 # linux/kcmp.h
 FILE, VM, FILES, FS = 0, 1, 2, 3
 """What is compared: open files, all memory, tables of descriptors, directories with umask."""
 _EPOLL_TFD: Final = 7  # since Linux 4.13
-_LOOKS_FOR_S: Final = 1.0
-_LOOKS_NEAR_FOR_S: Final = 5.0
 
 Entry = TypeVar("Entry")
 
@@ -95,14 +93,14 @@ def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator
     if not by_target:
         return
     near = {0, *(user for pid in {each.pid for each in held} if (user := real_user(pid)) is not None)}
-    others = sorted((real_user(pid) not in near, pid) for pid in procfs.pids() if pid not in inside)
-    began = time.monotonic()
-    for is_far, pid in others:
-        end = began + (_LOOKS_FOR_S if is_far else _LOOKS_NEAR_FOR_S)
+    budgets = Budget(NEAR_S), Budget(FAR_S)
+    for is_far, pid in sort_by_users(near):
+        if pid in inside:
+            continue
         found: set[tuple[int, int]] = set()
         with suppress(OSError):  # the process ends at the same time
             for fd, target in read_targets(pid):
-                if time.monotonic() > end:
+                if budgets[is_far].is_spent():
                     return
                 # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
                 for each in by_target.get(target, ()):

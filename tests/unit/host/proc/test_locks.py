@@ -11,15 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from growth import grows_linearly
+import pytest
+from growth import grows_linearly, spend_once
 
-from crckpt.host.proc.file_users import read_held_locks
+from crckpt.host.proc import file_users
+from crckpt.host.proc.file_users import find_writers, read_held_locks
 
 MANY: Final = 2000
 TAKES: Final = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
-for start in range(0, 2 * int(sys.argv[2]), 2):
+# The kernel looks for the place of a lock from the first one.
+for start in reversed(range(0, 2 * int(sys.argv[2]), 2)):
     fcntl.lockf(file, fcntl.LOCK_SH, 1, start)
 print(flush=True)
 sys.stdin.read()
@@ -106,3 +109,47 @@ def test_lock_with_an_ended_taker_is_found(tmp_path: Path) -> None:
         holder = int(taker.stdout.readline())
         taker.wait()
         assert [(lock.kind, lock.pid) for lock in read_held_locks([str(file)])[str(file)]] == [("flock", holder)]
+
+
+def test_many_locks_on_other_files_take_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each page of /proc/locks the kernel starts from the first lock: the time grows with the square."""
+    monkeypatch.setattr(file_users, "_LOOKS_FOR_S", 0.01)
+    file = tmp_path / "file"
+    file.touch()
+    with ExitStack() as programs:
+        for number in range(10):
+            programs.enter_context(locked(tmp_path / str(number), MANY))
+        assert 10 * spend_once(partial(read_held_locks, [str(file)])) < 6 * spend_once(Path("/proc/locks").read_bytes)
+
+
+WATCHES: Final = """
+import os, select, sys
+poll = select.epoll()
+watched = os.eventfd(0)
+for number in range(100, 100 + int(sys.argv[1])):
+    poll.register(os.dup2(watched, number))
+os.closerange(100, 1000)
+copies = [os.dup(poll.fileno()) for _ in range(100)]
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("find", [read_held_locks, find_writers], ids=["locks", "writers"])
+def test_what_epolls_of_others_watch_is_not_read(tmp_path: Path, find: Callable[[list[str]], object]) -> None:
+    """The kernel lists all that an epoll watches for each of its descriptors, of which any user may have many."""
+    file = tmp_path / "file"
+    file.touch()
+
+    def spend(watches: int) -> float:
+        words = [sys.executable, "-c", WATCHES, str(watches)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            spent = min(spend_once(partial(find, [str(file)])) for _ in range(3))
+            process.communicate()
+            return spent
+
+    with file.open("r+b") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        assert spend(800) < 3 * spend(1)
