@@ -165,7 +165,7 @@ def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
     CRIU's preload library makes with these rights, and in these control groups, what a process had (holders.c). Raises
     RestoreFailed if there is no room for all.
     """
-    content = b""
+    content = bytearray()
     for process in tree.processes:
         rights = process.core.rights
         if rights is not None and rights.uids[3]:
