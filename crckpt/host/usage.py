@@ -18,8 +18,11 @@ import psutil
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.budget import FAR_S, Budget
 from crckpt.host.disk.space import nearest_existing
+from crckpt.host.proc.status import sort_by_users
 
+_MOST_FOREIGN: Final = 100
 _MODULE: Final = re.compile(r"crckpt(?:\.[a-z_]{1,40}){0,4}")
 
 
@@ -32,7 +35,10 @@ class ProcessUsage(Struct, frozen=True):
 
 
 class CriuProcess(Struct, frozen=True):
-    """A process of CRIU or crckpt. `program` is its name; `module` is the module of crckpt that Python runs."""
+    """A process of CRIU or crckpt. `program` is its name; `module` is the module of crckpt that Python runs.
+
+    `is_foreign`: it is of another user than root and ours. Its name and command line are what that user chooses.
+    """
 
     pid: int
     ppid: int
@@ -40,6 +46,7 @@ class CriuProcess(Struct, frozen=True):
     module: str
     state: str
     usage: ProcessUsage
+    is_foreign: bool = False
 
 
 class DiskUsage(Struct, frozen=True):
@@ -88,16 +95,22 @@ def read_host_usage(directories: Iterable[Path]) -> HostUsage:
 
 
 def find_criu_processes() -> Iterator[CriuProcess]:
-    """The processes of CRIU and crckpt, except this one."""
-    for process in psutil.process_iter():
+    """The processes of CRIU and crckpt, except this one; of other users at most 100, found within a second."""
+    budget, foreign = Budget(FAR_S), 0
+    for is_foreign, pid in sort_by_users({0, os.getuid()}):
+        # Anybody can call any number of processes so.
+        if is_foreign and (foreign >= _MOST_FOREIGN or budget.is_spent()):
+            return
         # Not psutil's command line: a program can declare all of its memory to be its arguments.
-        named = (word for option, word in pairwise(proc.command_line(process.pid)[:6]) if option == "-m")
+        named = (word for option, word in pairwise(proc.command_line(pid)[:6]) if option == "-m")
         module = next((word for word in named if _MODULE.fullmatch(word)), "")
-        program = "crckpt" if module else proc.title(process.pid)
-        if process.pid != os.getpid() and program in ("criu", "crckpt"):
+        program = "crckpt" if module else proc.title(pid)
+        if pid != os.getpid() and program in ("criu", "crckpt"):
             with suppress(psutil.Error):
+                process = psutil.Process(pid)
                 usage = _process_usage(process)
-                yield CriuProcess(process.pid, process.ppid(), program, module, process.status(), usage)
+                foreign += is_foreign
+                yield CriuProcess(pid, process.ppid(), program, module, process.status(), usage, is_foreign)
 
 
 def _process_usage(process: psutil.Process) -> ProcessUsage:

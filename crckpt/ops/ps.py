@@ -18,7 +18,7 @@ from crckpt.host import proc
 from crckpt.host.disk.users import user_name
 from crckpt.host.network.claim import find_fences, table_name
 from crckpt.host.network.packet_filter import find_locks
-from crckpt.host.proc.fd import read_info, read_targets
+from crckpt.host.proc.fd import read_head, read_targets
 from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
@@ -27,6 +27,8 @@ from crckpt.tracking.keeper.client import forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
 
 _KINDS: Final = {kind.module: kind for kind in KINDS}
+# A program can declare all of its memory to be its arguments.
+_LONGEST_COMMAND: Final = 4096
 _COMMAND_ENDS: Final = "the end of its work"
 _CRIU_ENDS: Final = "the crckpt that started it, or a time limit"
 _LOCK_ENDS: Final = "the end of its process"
@@ -93,8 +95,10 @@ def list_processes() -> Listing:
     opened: dict[int, _Targets] = {}
     for process in running:
         opened[process.pid] = ()
-        # It may have ended.
+        # It may have ended. What processes of others have open is their choice.
         with suppress(OSError):
+            if process.is_foreign:
+                continue
             opened[process.pid] = tuple(read_targets(process.pid))
     return Listing(
         found,
@@ -160,7 +164,7 @@ def _describe(
             words = proc.command_line(process.pid)
             # As a user types it: without what runs the program (Python, a loader), and without its path.
             start = next((at for at, word in enumerate(words) if Path(word).name == process.program), None)
-            command = " ".join(words if start is None else (process.program, *words[start + 1 :]))
+            command = " ".join(words if start is None else (process.program, *words[start + 1 :]))[:_LONGEST_COMMAND]
             yield _make_row(process.pid, process.program, None, command, process.usage, ends)
     listed = {process.pid for process in running}
     for each in trackers:
@@ -192,7 +196,7 @@ def _find_locks(opened: dict[int, _Targets], killed: dict[HelperRecord, str]) ->
         for fd, target in targets:
             # It may have been closed since.
             with suppress(OSError):
-                if target.startswith("/") and parse_locks(read_info(pid, fd), pid, fd):
+                if target.startswith("/") and parse_locks(read_head(pid, fd), pid, fd):
                     yield ListedLock(target, pid, _LOCK_ENDS)
     for record, ends in killed.items():
         yield ListedLock(str(record.path), None, ends.format(pid=record.root.pid))

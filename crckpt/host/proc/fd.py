@@ -19,8 +19,8 @@ from crckpt.host.proc import procfs
 
 _MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SOCKET: Final = "socket:["
-# Of `pos`, `flags`, `mnt_id` and `ino`, with which every fdinfo begins.
-_HEAD_BYTES: Final = 128
+# Enough for `pos`, `flags`, `mnt_id` and `ino`, with which every fdinfo begins, and some lines.
+_HEAD_BYTES: Final = 1024
 # /dev/ptmx, whatever its path. Source: Documentation/admin-guide/devices.txt.
 _MULTIPLEXER: Final = os.makedev(5, 2)
 
@@ -120,6 +120,12 @@ def read_info(pid: int | str, fd: int) -> str:
     return procfs.text(f"/proc/{pid}/fdinfo/{fd}")
 
 
+def read_head(pid: int | str, fd: int) -> str:
+    """The begin of a descriptor's fdinfo, with its flags and its first lock if it has any. Raises OSError."""
+    # An epoll has a line for each file that it watches behind these, a file one for each lock.
+    return procfs.head(f"/proc/{pid}/fdinfo/{fd}", _HEAD_BYTES).decode(errors="replace")
+
+
 def open_flags(pid: int, fd: int) -> int:
     """The flags with which a process has a file open, as of open(2); 0 if that is gone."""
     return read_open(pid, fd)[0]
@@ -128,8 +134,7 @@ def open_flags(pid: int, fd: int) -> int:
 def read_open(pid: int | str, fd: int) -> tuple[int, int]:
     """The flags with which a process has a file open, and its inode (Linux 5.14, else 0); zeros if that is gone."""
     with suppress(OSError):
-        # An epoll has a line for each file that it watches behind these, a file one for each lock.
-        fields = procfs.parse_fields(procfs.head(f"/proc/{pid}/fdinfo/{fd}", _HEAD_BYTES).decode(errors="replace"))
+        fields = procfs.parse_fields(read_head(pid, fd))
         return int(fields.get("flags", "0"), 8), int(fields.get("ino", "0"))
     return 0, 0
 

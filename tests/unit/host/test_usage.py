@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
 from target_processes import running
 
+from crckpt.host import usage
 from crckpt.host.usage import find_criu_processes, read_host_usage, read_process_usage
 
 MEBIBYTE = 1 << 20
@@ -72,3 +75,19 @@ def test_modules_of_crckpt_are_named(tmp_path: Path) -> None:
     with running(sys.executable, "-m", "crckpt.tracking.server", "/usr/sbin/criu", cwd=tmp_path) as process:
         (found,) = (found for found in find_criu_processes() if found.pid == process.pid)
         assert (found.program, found.module) == ("crckpt", "crckpt.tracking.server")
+
+
+def test_processes_of_others_that_call_themselves_crckpt_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can start any number of them."""
+    monkeypatch.setattr(usage, "_MOST_FOREIGN", 2)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory()))
+        directory.chmod(0o755)
+        program = directory / "crckpt"
+        shutil.copy("/usr/bin/sleep", program)
+        own = stack.enter_context(running(str(program), "60", ready=""))
+        theirs = {stack.enter_context(running(str(program), "60", ready="", user=1234)).pid for _ in range(4)}
+        found = {each.pid: each for each in find_criu_processes()}
+        assert not found[own.pid].is_foreign
+        assert len(theirs & found.keys()) == 2
+        assert all(found[pid].is_foreign for pid in theirs & found.keys())

@@ -13,6 +13,7 @@ import pytest
 from keepers import KEEPER, answering, keeper_socket, leave_socket, listening, trackable
 from msgspec.structs import replace
 from smaller_bounds import smaller_bounds
+from trees import wait_for
 
 from crckpt.errors import HostCannot, UsageError
 from crckpt.helper.kinds import REMOTE_CALLER
@@ -36,6 +37,11 @@ def description(root: proc.Process) -> Answer:
     return Answer(keeper=replace(KEEPER, pid=os.getpid(), root=root.pid))
 
 
+def wait_until_started(pid: int) -> None:
+    """Wait until a helper has executed its program."""
+    wait_for(lambda: REMOTE_CALLER.module in proc.command_line(pid), 10, "the helper to start")
+
+
 def test_tracked_tree_is_listed_with_its_trackers_usage(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, description(root)):
         (found,) = (each for each in list_processes().trackers if each.keeper.root == root.pid)
@@ -46,6 +52,7 @@ def test_tracked_tree_is_listed_with_its_trackers_usage(root: proc.Process) -> N
 def test_helper_is_listed_with_its_end_command() -> None:
     helper = start_helper(REMOTE_CALLER)
     try:
+        wait_until_started(helper.pid)
         (found,) = (each for each in list_processes().processes if each.pid == helper.pid)
         assert (found.kind, found.user, found.tree) == ("remote caller", "root", None)
         assert found.ends == REMOTE_CALLER.ends
@@ -74,10 +81,27 @@ def test_lock_is_listed_with_its_holder(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         helper = start_helper(REMOTE_CALLER, keep=(lock.fileno(),))
     try:
+        wait_until_started(helper.pid)
         (found,) = (each for each in list_processes().locks if each.name == str(tmp_path / "lock"))
         assert found.pid == helper.pid
     finally:
         helper.end()
+
+
+def test_descriptors_of_another_users_process_are_not_read(tmp_path: Path) -> None:
+    """Anybody can call a process so, with any number of locks and descriptors, and a long command line."""
+    words = ["sh", "-c", "echo; read end", "-m", "crckpt.helper", "x" * 100_000]
+    for user, is_read in ((0, True), (1234, False)):
+        with (tmp_path / f"lock-{user}").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, user=user, pass_fds=[lock.fileno()]) as started:
+                assert started.stdout is not None
+                started.stdout.readline()
+                found = list_processes()
+                started.communicate(b"\n")
+        (row,) = (each for each in found.processes if each.pid == started.pid)
+        assert len(row.program) < 5000
+        assert (lock.name in {each.name for each in found.locks}) == is_read
 
 
 def test_remains_of_a_killed_tracker_are_listed(root: proc.Process) -> None:
