@@ -230,6 +230,16 @@ def test_program_of_our_user_joins_our_session_keyring(crckpt: Crckpt) -> None:
         assert "crckpt-restores" in _session_after(crckpt, tree)
 
 
+def test_programs_with_other_rights_share_no_session_keyring(crckpt: Crckpt) -> None:
+    """Who has a keyring can read the keys of all who have it. The threads of a program share theirs."""
+    case = program("attributes", "session_keyring")
+    fewer = 'setpriv --bounding-set=-dac_override --inh-caps=-dac_override "$@" & wait'
+    with stopped(crckpt, Case(case.name, ("sh", "-c", fewer, "sh", *case.argv))) as tree:
+        session = _session_after(crckpt, tree)
+        assert "crckpt-restores" not in session
+        assert _of(tree)["thread"]["session_keyring"] == session
+
+
 @contextmanager
 def _group(controller: str, **limits: str) -> Iterator[Path]:
     """A control group of version 1 with these limits; whoever is in it when the block ends is moved out."""

@@ -46,6 +46,7 @@ _IOCTL, _TIOCSCTTY, _TIOCSPGRP = 16, 0x540E, 0x5410
 
 _MCL_FUTURE, _MCL_ONFAULT = 2, 4
 _SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
+_JOIN_KEYRING, _SET_PERMISSIONS, _OF_POSSESSOR, _OF_OWNER = 1, 5, 0x3F000000, 0x003F0000
 _KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
 _MADVISE, _MADVISE_32, _DONTNEED = 28, 219, 4
 _NODES: Final = 1024
@@ -212,6 +213,16 @@ def _set_directories(thread: ptrace.StoppedThread, *value: int) -> int:
     return found if found or tasks.directories(thread.tid) == value else -errno.ESTALE
 
 
+def _join_session_keyring(thread: ptrace.StoppedThread, *name: int) -> int:
+    """Join the session keyring of this name, which is made if there is none. A negative number is an error."""
+    with thread.lent(bytes((*name, 0))) as address:
+        found = thread.system_call(_KEYCTL, _JOIN_KEYRING, address)
+    if found == -errno.ENOSYS:
+        return 0  # nobody has one
+    # Only who may search it finds it by its name: root, whose it is. A keyring that is made does not allow that.
+    return found if found < 0 else thread.system_call(_KEYCTL, _SET_PERMISSIONS, found, _OF_POSSESSOR | _OF_OWNER)
+
+
 def _set_login_uid(thread: ptrace.StoppedThread, user: int) -> int:
     """Set the login user for the audit log: a thread can set only its own. A negative number is an error."""
     if not Path("/proc/self/loginuid").exists():
@@ -248,6 +259,7 @@ _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "controlling_terminal": _take_terminal,
     "directories": _set_directories,
     "login_uid": _set_login_uid,
+    "session_keyring": _join_session_keyring,
     "segments": set_segments,
 }
 

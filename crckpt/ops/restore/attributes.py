@@ -6,6 +6,7 @@ CRIU sets later (2216), so the kernel refuses no system call there.
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -41,6 +42,7 @@ from crckpt.preflight.restore.attributes import (
     attributes_to_set,
     find_recorded_pipes,
     find_recorded_sockets,
+    find_separate_sessions,
     judge_attributes,
     shares_session,
 )
@@ -84,15 +86,15 @@ class AttributeRestore(Struct, frozen=True):
         The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed if a protection is
         lost and the user does not allow that.
         """
-        if self.record is None:
-            return ()
         tree = _RestoredTree(self.tree, init)
-        losses = [*tree.set(attributes_to_set(self.record, self.tree, self.host))]
-        losses.extend(tree.move(self.verdict.moves))
-        of_sockets = tree.set_sockets(find_recorded_sockets(self.record, self.tree))
-        losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
-        losses.extend(tree.set_pipes(find_recorded_pipes(self.record, self.tree)))
-        losses.extend(tree.set_descriptors(self.record.descriptors))
+        losses = [*tree.separate_sessions(find_separate_sessions(self.tree))]
+        if self.record is not None:
+            losses.extend(tree.set(attributes_to_set(self.record, self.tree, self.host)))
+            losses.extend(tree.move(self.verdict.moves))
+            of_sockets = tree.set_sockets(find_recorded_sockets(self.record, self.tree))
+            losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
+            losses.extend(tree.set_pipes(find_recorded_pipes(self.record, self.tree)))
+            losses.extend(tree.set_descriptors(self.record.descriptors))
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
             raise RestoreFailed(protections[0].what, state=NOTHING_LEFT, hint=protections[0].remedy)
@@ -149,6 +151,20 @@ class _RestoredTree:
     def __init__(self, tree: ImageTree, init: int | None) -> None:
         self._init = init
         self._pids = proc.outer_pids((process.pid for process in tree.processes), init)
+
+    def separate_sessions(self, firsts: dict[int, int]) -> Iterator[Finding]:
+        """Give these processes new session keyrings, each with those of the same first process; yield those without."""
+        # All threads of a process have the same one, and to join it needs its name.
+        names = {first: tuple(secrets.token_hex(16).encode()) for first in firsts.values()}
+        orders = [
+            (
+                ThreadAttributes(pid, inside, {}),
+                Order(self._pids[pid], tid, "set", (("session_keyring", names[first]),), is_lent=True),
+            )
+            for pid, first in firsts.items()
+            for inside, tid in self._tids(pid).items()
+        ]
+        yield from (_attribute_lost(*failed) for failed in _carry_out(orders))
 
     def set(self, wanted: Iterable[ThreadAttributes]) -> Iterator[Finding]:
         """Set the attributes that differ; yield what could not be set."""

@@ -19,7 +19,7 @@ from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
 from crckpt.images.other_files import Pipe
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
-from crckpt.images.tree import ImageTree
+from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.attribute_record import (
     ATTRIBUTE_BY_NAME,
     LANDLOCK,
@@ -279,6 +279,28 @@ def shares_session(record: AttributeRecord | None, tree: ImageTree, ours: Sessio
     if ours is None:
         return True
     return ours.id == _session_of(record, tree)[0] or tree.users == {ours.uid}
+
+
+def find_separate_sessions(tree: ImageTree) -> dict[int, int]:
+    """Find the processes that must not have the session keyring of the tree's root: PID -> the first of those with
+    which each may share another one.
+    """
+    # What was recorded before the freeze does not say who shared one: a program like su(1) may have joined a new one
+    # since. Whoever has a keyring reads its keys, whatever their user. So only equals share one.
+    known = {process.pid: process for process in tree.processes if process.state != ZOMBIE}
+    firsts: dict[int, int] = {}
+    for process in known.values():
+        parent = known.get(process.ppid)
+        is_equal = parent is not None and _powers_of(parent) == _powers_of(process)
+        firsts[process.pid] = firsts.get(process.ppid, process.pid) if is_equal else process.pid
+    return {pid: first for pid, first in firsts.items() if first != tree.root.pid}
+
+
+def _powers_of(process: ImageProcess) -> tuple[object, ...]:
+    """What a process may do, and whether others of its user may trace it."""
+    rights, memory = process.core.rights, process.memory
+    is_dumpable = memory is not None and memory.dumpable == 1
+    return (rights.uids, rights.gids, rights.capabilities[1], is_dumpable) if rights is not None else ()
 
 
 def _session_of(record: AttributeRecord | None, tree: ImageTree) -> tuple[int, int]:

@@ -8,14 +8,20 @@ from msgspec.structs import replace
 
 from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.own_process import SessionKeyring
-from crckpt.images.core import ZOMBIE
+from crckpt.images.core import ZOMBIE, Rights
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor
 from crckpt.preflight.attribute_record import (
     AttributeRecord,
     ProcessRecord,
 )
-from crckpt.preflight.restore.attributes import HostAttributes, attributes_to_set, judge_attributes, shares_session
+from crckpt.preflight.restore.attributes import (
+    HostAttributes,
+    attributes_to_set,
+    find_separate_sessions,
+    judge_attributes,
+    shares_session,
+)
 
 TWO = frozenset({0, 1})
 
@@ -102,6 +108,33 @@ def test_waiting_client_that_another_user_may_have_connected(
     record = replace(of_root(tree), sockets=(SocketRecord(living[0].pid, 50, 9002, 1, 1, 0, maker=(0, 0)),))
     found = [each.what for each in judge_attributes(record, waiting, HostAttributes(TWO)).weaker]
     assert any("is a socket of user 1234; after a restore" in each for each in found) == is_lost
+
+
+def test_processes_that_share_no_session_keyring(tree: ImageTree) -> None:
+    """Only those with the rights of their parent share its keyring, whatever the record says."""
+    root, rights, memory = tree.root, tree.root.core.rights, tree.root.memory
+    assert rights is not None
+    assert memory is not None
+
+    def child(pid: int, ppid: int, had: Rights = rights, dumpable: int = 1) -> ImageProcess:
+        thread = replace(root.threads[0], tid=pid, core=replace(root.core, rights=had))
+        return replace(root, pid=pid, ppid=ppid, threads=(thread,), memory=replace(memory, dumpable=dumpable))
+
+    def of(*uids: int) -> Rights:
+        return replace(rights, uids=uids)
+
+    first = child(root.pid, root.ppid)
+    equals = (first, child(2, root.pid), child(3, 2))
+    assert find_separate_sessions(replace(tree, processes=equals)) == {}
+    # A `su` of the user's, which runs a shell, which has another child of the user's.
+    su = (child(4, root.pid, of(7, 8, 8, 8)), child(5, 4, of(8, 8, 8, 8)), child(6, 5, of(8, 8, 8, 8)), child(7, 6))
+    assert find_separate_sessions(replace(tree, processes=(*equals, *su))) == {4: 4, 5: 5, 6: 5, 7: 7}
+    others = (
+        child(4, 2, replace(rights, gids=(7, 7, 7, 7))),
+        child(5, 2, replace(rights, capabilities=(0, 1, 1, 1, 0))),
+        child(6, 2, dumpable=0),
+    )
+    assert find_separate_sessions(replace(tree, processes=(*equals, *others))) == {4: 4, 5: 5, 6: 6}
 
 
 def test_permitted_session_keyrings(tree: ImageTree) -> None:
