@@ -220,7 +220,8 @@ def _join_session_keyring(thread: ptrace.StoppedThread, *name: int) -> int:
     if found == -errno.ENOSYS:
         return 0  # nobody has one
     # Only who may search it finds it by its name: root, whose it is. A keyring that is made does not allow that.
-    return found if found < 0 else thread.system_call(_KEYCTL, _SET_PERMISSIONS, found, _OF_POSSESSOR | _OF_OWNER)
+    allowed = _OF_POSSESSOR | _OF_OWNER
+    return found if found < 0 else thread.system_call(_KEYCTL, _SET_PERMISSIONS, _SESSION_KEYRING, allowed)
 
 
 def _set_login_uid(thread: ptrace.StoppedThread, user: int) -> int:
