@@ -130,3 +130,9 @@ int open_inside(int directory, const char *path, int flags, int *number);
 
 /* logs.c: before CRIU writes to this file: if it is its log, write there what its code in a process has said. */
 void pass_log_on(int number);
+
+/* parasite.c: whether CRIU continues next the code in a process that is to connect to it. */
+int is_code_awaited(void);
+
+/* Continue that code, connected. As PTRACE_CONT. */
+long let_code_connect(int pid);

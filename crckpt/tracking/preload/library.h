@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define VISIBLE __attribute__((visibility("default")))
@@ -214,18 +215,14 @@ int open_parent(int directory, const char *path, const char *last);
 /* unlinkat(2). Relative to a root directory that CRIU has open, it removes only what it has made: through no symlink. */
 int unlink_in_parent(int from, const char *name, int flags);
 
-/* peers.c: the beginnings of the names of CRIU's own abstract sockets (criu/parasite-syscall.c, criu/files.c). */
-#define OF_CODE "/crtools-pr-"
-#define OF_DESCRIPTORS "/crtools-fd-"
-
-/* Whether this is an abstract name that begins so. */
-int is_name_of_criu(const struct sockaddr *address, socklen_t length, const char *kind);
-
-/* Whether this socket has such a name. */
-int has_name(int socket, const char *kind);
-
-/* Have the kernel say of each message to this socket who has sent it. */
-void ask_who_sends(int socket);
+/* Whether this is an abstract name of a unix socket that begins so. */
+static inline int is_abstract(const struct sockaddr *address, socklen_t length, const char *start)
+{
+    const struct sockaddr_un *named = (const void *)address;
+    const size_t first = offsetof(struct sockaddr_un, sun_path) + 1, wanted = strlen(start);
+    return address && length >= first + wanted && length <= sizeof *named && named->sun_family == AF_UNIX &&
+           !named->sun_path[0] && !memcmp(named->sun_path + 1, start, wanted);
+}
 
 /* terminals.c: write(2), which the kernel passes on as it is if the file is a terminal. */
 ssize_t write_unread(int number, const void *from, size_t length);

@@ -45,10 +45,20 @@ static int find_end(int number)
     return ends[1];
 }
 
+/* CRIU has sockets of this type only for its code. */
+static int is_of_code(int socket)
+{
+    int type = 0, before = errno;
+    socklen_t length = sizeof type;
+    long result = syscall(SYS_getsockopt, socket, SOL_SOCKET, SO_TYPE, &type, &length);
+    errno = before;
+    return !result && type == SOCK_SEQPACKET;
+}
+
 VISIBLE ssize_t sendmsg(int socket, const struct msghdr *message, int flags)
 {
     struct cmsghdr *part = CMSG_FIRSTHDR(message);
-    if (!part || part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS || !has_name(socket, OF_CODE))
+    if (!part || part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS || !is_of_code(socket))
         return syscall(SYS_sendmsg, socket, message, flags);
     int *number = (int *)CMSG_DATA(part), log = *number;
     if (!is_log(log))

@@ -13,6 +13,7 @@
  *   links.c     links to removed files: through no symlink, and by names of their own (names.c)
  *   sessions.c  a session that is led from outside the PID namespace of the tree gets a number
  *   terminals.c what terminals hold unread is written back unchanged
+ *   parasite.c  CRIU speaks with its code in a process by a socket pair, and not by a name that all can reach
  *   files.c     the files that are watched for all this
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel unchanged; but pages that

@@ -25,6 +25,7 @@
  */
 #ifdef __x86_64__
 #include "calls.h"
+#include "dump_library.h"
 
 #include <elf.h>
 #include <linux/ptrace.h>
@@ -274,6 +275,10 @@ VISIBLE long ptrace(int request, ...)
         if (result >= 0)
             errno = 0;
         return result < 0 ? result : peeked;
+    case PTRACE_CONT:
+        if (is_code_awaited())
+            return let_code_connect(tid);
+        break;
     case PTRACE_SEIZE:
         note_restarted(tid);
         break;

@@ -51,3 +51,10 @@ static inline int is_forbidden(void)
 {
     return errno == EPERM || errno == EACCES;
 }
+
+/* transport.c: bind(2) of a socket without a path. */
+int bind_transport(int socket, const struct sockaddr *address, socklen_t length);
+
+/* Whether this is the name of CRIU's store of descriptors, and connect(2) of it. */
+int is_store(const struct sockaddr *address, socklen_t length);
+int connect_store(int socket, const struct sockaddr *address, socklen_t length);

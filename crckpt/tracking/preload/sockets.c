@@ -8,7 +8,6 @@
 #include "restore_library.h"
 
 #include <sys/time.h>
-#include <sys/un.h>
 
 /* linux/un.h: open the file that the socket has bound. */
 #define SIOCUNIXFILE 0x89E0
@@ -57,12 +56,8 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
 {
     char path[sizeof(struct sockaddr_un)];
     struct place place;
-    if (is_name_of_criu(address, length, OF_DESCRIPTORS)) {
-        ask_who_sends(socket);
-        begin_files();
-    }
     if (!has_path(address, length, path))
-        return syscall(SYS_bind, socket, address, length);
+        return bind_transport(socket, address, length);
     if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
     int result = call_as(place.user, SYS_bind, socket, address, length);
@@ -122,6 +117,8 @@ VISIBLE int connect(int socket, const struct sockaddr *address, socklen_t length
     char path[sizeof(struct sockaddr_un)];
     struct stat found;
     int result;
+    if (is_store(address, length))
+        return connect_store(socket, address, length);
     if (!has_path(address, length, path) || is_address_of_criu(path))
         return length >= sizeof address->sa_family && address->sa_family == AF_UNIX
                    ? connect_to_own(socket, address, length)

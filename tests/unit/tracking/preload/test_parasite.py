@@ -1,0 +1,99 @@
+"""CRIU and its code in a process get a socket pair (parasite.c): there is no name by which others reach them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from crckpt.tracking.preload.library import LIBRARY
+
+pytestmark = [
+    pytest.mark.skipif(not LIBRARY.exists(), reason="there was no C compiler"),
+    pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="the library does not do it here"),
+]
+
+CONNECTS: Final = """
+import ctypes, errno, json, os, resource, signal, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+SEIZE, CONT, INTERRUPT = 0x4206, 7, 0x4207
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+name = "\\0/crtools-pr-1-%d" % os.getpid()
+
+def code():
+    descriptors = len(os.listdir("/proc/self/fd"))
+    if sys.argv[1] == "full":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (go + 1, go + 1))
+    os.read(go, 1)
+    try:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.connect(name)
+        client.send(b"%d more" % (len(os.listdir("/proc/self/fd")) - descriptors))
+        client.recv(10)
+    except OSError as error:
+        os.write(2, errno.errorcode[error.errno].encode())
+    os._exit(0)
+
+def stopped():
+    if not (pid := os.fork()):
+        code()
+    assert libc.ptrace(SEIZE, pid, None, 1) == 0  # PTRACE_O_TRACESYSGOOD, as CRIU
+    libc.ptrace(INTERRUPT, pid, None, None)
+    os.waitpid(pid, 0)
+    return pid
+
+told, results = [], []
+# CRIU has one such socket, for one process after another.
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+go, goes = os.pipe()
+for _ in range(2):
+    pid = stopped()
+    os.write(goes, b"x")
+    signal.signal(signal.SIGCHLD, lambda *_: told.append(os.waitpid(-1, os.WNOHANG)[0]))
+    server.bind(name)
+    server.listen(1)
+    if sys.argv[1] == "ends":
+        os.kill(pid, signal.SIGKILL)
+    libc.ptrace(CONT, pid, None, None)
+    connection = libc.accept(server.fileno(), None, None)
+    if connection < 0:
+        results.append(errno.errorcode[ctypes.get_errno()])
+        while sys.argv[1] == "ends" and not any(told):
+            pass
+    else:
+        with socket.socket(fileno=connection) as found:
+            results.append(found.recv(10).decode())
+            results += ["crtools" in open("/proc/net/unix").read(), any(told)]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if not any(told):
+        os.waitpid(pid, 0)
+    del told[:]
+print(json.dumps(results))
+"""
+
+
+def run(how: str) -> tuple[object, str]:
+    """Return what a program prints that does as CRIU does, and what the process in which its code is prints."""
+    command = ["env", f"LD_PRELOAD={LIBRARY}", sys.executable, "-c", CONNECTS, how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    return json.loads(ended.stdout), ended.stderr
+
+
+def test_code_in_a_process_is_connected_without_a_name() -> None:
+    """It gets one descriptor, and CRIU is told of no stop. The next process, too."""
+    assert run("runs") == (["1 more", False, False] * 2, "")
+
+
+def test_process_without_free_descriptors_is_not_connected() -> None:
+    results, text = run("full")
+    assert results == ["ECONNABORTED"] * 2
+    assert text == "EMFILE" * 2
+
+
+def test_end_of_the_process_is_left_for_criu() -> None:
+    """Its handler of SIGCHLD finds it."""
+    assert run("ends") == (["ECONNABORTED"] * 2, "")
