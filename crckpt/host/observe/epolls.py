@@ -10,7 +10,7 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -20,7 +20,10 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_targets
 from crckpt.host.syscalls.kcmp import group_same, is_watched, order_files
 
+_EPOLL: Final = "anon_inode:[eventpoll]"
 _COMPARES_FOR_S: Final = 1.0
+# CRIU takes about half a minute for so many: one epoll with 31,600 files.
+_MOST_COMPARISONS: Final = 10**9
 # A line of an epoll's fdinfo: the number under which a file was added, which it may no longer have, and its inode.
 _TARGET: Final = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:([\da-f]+))?", re.MULTILINE)
 
@@ -64,6 +67,29 @@ class _Epoll(NamedTuple):
         return is_watched(self.first.pid, self.first.fd, watched.fd, watched.at, fd)
 
 
+def find_slow_epolls(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, int] | None:
+    """Find the largest epoll, and how many files all of them watch, if CRIU takes minutes to save them.
+
+    For each file that an epoll watches CRIU has the kernel look through all of them (criu/eventpoll.c, KCMP_EPOLL_TFD).
+    """
+    # Those with the same text may be one epoll.
+    by_text: dict[str, list[Descriptor]] = {}
+    for found in descriptors:
+        if found.target == _EPOLL:
+            by_text.setdefault(found.info, []).append(found)
+    counts = {text: text.count("\ntfd:") for text in by_text}
+    if sum(counts[text] ** 2 * len(same) for text, same in by_text.items()) <= _MOST_COMPARISONS:
+        return None
+    epolls = [(same[0], counts[text]) for text, alike in by_text.items() for same in group_same(alike, _order)]
+    if sum(count**2 for _, count in epolls) <= _MOST_COMPARISONS:
+        return None
+    return max(epolls, key=lambda each: each[1])[0], sum(count for _, count in epolls)
+
+
+def _order(one: Descriptor, other: Descriptor) -> int:
+    return order_files(one.pid, one.fd, other.pid, other.fd)
+
+
 def find_lost_epolls(
     descriptors: tuple[Descriptor, ...], numbers: Mapping[int, int]
 ) -> tuple[tuple[LostEpoll, ...], tuple[Descriptor, ...]]:
@@ -73,7 +99,7 @@ def find_lost_epolls(
     Takes a second or two at most: the more an epoll watches, the longer the kernel takes for each file.
     """
     end = time.monotonic() + _COMPARES_FOR_S
-    epolls = [found for found in descriptors if found.target == "anon_inode:[eventpoll]"]
+    epolls = [found for found in descriptors if found.target == _EPOLL]
     by_number = {(found.pid, found.fd): found for found in descriptors}
     lost: list[LostEpoll] = []
     unexamined: list[Descriptor] = []

@@ -17,10 +17,11 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.errors import PreflightRefused
 from crckpt.host import proc
 from crckpt.host.observe.sock_diag import find_sockets_with_keys, read_unix_sockets
 from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.proc.fd import read_info, read_targets, socket_inode
+from crckpt.host.proc.fd import Details, read_info, read_targets, socket_inode
 from crckpt.host.proc.net import InetRow, InetTable, LiveUnixSocket, read_inet, read_unix
 
 _IP_FREEBIND = 15  # linux/in.h
@@ -199,8 +200,20 @@ def sockets_by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc
 
 
 def read_descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:
-    """Read the descriptors of all processes of a tree."""
-    return tuple(found for pid in tree.pids for found in proc.descriptors(pid))
+    """Read the descriptors of all processes of a tree. Raises PreflightRefused if they watch too much."""
+    details, found = Details(), list[proc.Descriptor]()
+    for pid in tree.pids:
+        try:
+            found.extend(proc.descriptors(pid, details))
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise PreflightRefused(
+                f"PID {pid} has descriptors that watch or lock more than crckpt examines ({error.filename})",
+                hint="let the program remove from its epolls and inotify instances what it does not wait for, or close "
+                "some",
+            ) from error
+    return tuple(found)
 
 
 class WeakSocket(Struct, frozen=True):

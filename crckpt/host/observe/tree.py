@@ -16,7 +16,7 @@ from crckpt.host import proc
 from crckpt.host.observe import files, tasks
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.descriptors import LostOwner, find_closed_pipes, find_lost_owners, find_unsaved_current
-from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
+from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls, find_slow_epolls
 from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps
@@ -110,6 +110,7 @@ class Observed(Struct, frozen=True):
     unreachable_files: tuple[files.UnreachableFile, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
     lost_epolls: tuple[LostEpoll, ...] = ()
+    slow_epolls: tuple[proc.Descriptor, int] | None = None
     unexamined_epolls: tuple[proc.Descriptor, ...] = ()
     shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
@@ -221,6 +222,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         unlinked=files.find_unlinked_files(sorted(here), reached),
         lost_watches=find_lost_watches(reached),
         lost_epolls=lost_epolls,
+        slow_epolls=find_slow_epolls(descriptors),
         unexamined_epolls=unexamined_epolls,
         shared_locks=tuple(
             SharedLock(found.pid, found.fd, found.target, other)

@@ -21,6 +21,9 @@ _MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SOCKET: Final = "socket:["
 # Enough for `pos`, `flags`, `mnt_id` and `ino`, with which every fdinfo begins, and some lines.
 _HEAD_BYTES: Final = 1024
+# Of a tree, in bytes: a million watches are some 80 MB.
+_MOST_KEPT: Final = 96 << 20
+_MOST_READ: Final = 512 << 20
 # /dev/ptmx, whatever its path. Source: Documentation/admin-guide/devices.txt.
 _MULTIPLEXER: Final = os.makedev(5, 2)
 
@@ -145,17 +148,40 @@ def read_pidfd(descriptor: int) -> int:
     return max(0, int(procfs.parse_fields(read_info("self", descriptor)).get("Pid", "0")))
 
 
-def descriptors(pid: int) -> tuple[Descriptor, ...]:
-    """Every open descriptor of a process; none if it has ended or ends now."""
+class Details:
+    """What fdinfo says of the descriptors of a tree: a text that several have is kept once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._left, self._left_to_read = _MOST_KEPT, _MOST_READ
+
+    def read(self, pid: int, fd: int) -> str:
+        """Read the fdinfo of a descriptor. Raises OSError, with EFBIG if that of all is more than a tree may have."""
+        # An epoll has a line for each file that it watches, in each of its descriptors.
+        path = f"/proc/{pid}/fdinfo/{fd}"
+        info = procfs.text(path, min(self._left, self._left_to_read))
+        self._left_to_read -= len(info)
+        if len(info) > _HEAD_BYTES and info not in self._texts:
+            self._left -= len(info)
+            self._texts[info] = info
+        return self._texts.get(info, info)
+
+
+def descriptors(pid: int, details: Details | None = None) -> tuple[Descriptor, ...]:
+    """Every open descriptor of a process; none if it has ended or ends now. `details` are of a tree that it is in.
+
+    Raises OSError if fdinfo says too much of them.
+    """
+    details = Details() if details is None else details
     found = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
             with suppress(FileNotFoundError, ProcessLookupError):
-                found.append(_read_descriptor(pid, int(name)))
+                found.append(_read_descriptor(pid, int(name), details))
     return tuple(found)
 
 
-def _read_descriptor(pid: int, fd: int) -> Descriptor:
+def _read_descriptor(pid: int, fd: int, details: Details) -> Descriptor:
     try:
         target = os.readlink(f"/proc/{pid}/fd/{fd}")
     except OSError as error:
@@ -169,8 +195,8 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
         raise
     except OSError:  # EACCES: FUSE of another user. EIO, ESTALE, ENOTCONN: a dead share.
         pass
-    info = read_info(pid, fd)
-    fields = procfs.parse_fields(info)
+    info = details.read(pid, fd)
+    fields = procfs.parse_fields(info[:_HEAD_BYTES])
     # Between stat and the read of fdinfo, the number may have been given to another file. fdinfo has `ino` since Linux
     # 5.14.
     is_known = status is not None and int(fields.get("ino", status.st_ino)) == status.st_ino

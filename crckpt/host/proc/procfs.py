@@ -20,10 +20,10 @@ _MOST_BYTES: Final = 512 << 20
 _LONGEST_LINE: Final = 1 << 17
 
 
-def text(path: str) -> str:
+def text(path: str, most: int = _MOST_BYTES) -> str:
     """The content of a file. Bytes that are not UTF-8, as where the kernel has cut a name short, are replaced.
 
-    Raises OSError, also if it takes more memory than anything that CRIU could dump, or has a longer line.
+    Raises OSError, also if it has more than `most` bytes, or a longer line than anything that CRIU could dump.
     """
     # There are many such files: a `Path` of each takes longer than the kernel's answer.
     parts = []
@@ -34,7 +34,7 @@ def text(path: str) -> str:
             parts.append(part)
             total += len(part)
             line = len(part) - 1 - end if (end := part.rfind(b"\n")) >= 0 else line + len(part)
-            if total > _MOST_BYTES or line > _LONGEST_LINE:
+            if total > most or line > _LONGEST_LINE:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     finally:
         os.close(file)

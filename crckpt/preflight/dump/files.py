@@ -40,6 +40,9 @@ def judge_files(observed: Observed, *, stop: bool) -> Iterator[Finding]:
         else:
             values = {"pid": file.pid, "holder": f" of PID {file.pid}"}
             yield cause(_UNREACHABLE[file.why]).finding(path=file.path, fd=file.fd, **values)
+    if observed.slow_epolls is not None:
+        largest, count = observed.slow_epolls
+        yield cause("epolls-slow").finding(pid=largest.pid, fd=largest.fd, count=count)
     for epoll in observed.lost_epolls:
         if epoll.builder:
             yield cause("epoll-elsewhere").finding(pid=epoll.pid, builder=epoll.builder)

@@ -14,7 +14,7 @@ from small_programs import WAITS, program
 
 from crckpt.host import proc
 from crckpt.host.observe import epolls
-from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
+from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls, find_slow_epolls
 from crckpt.host.proc.fd import read_targets
 
 
@@ -175,3 +175,21 @@ def test_epolls_with_too_many_files_take_limited_time(monkeypatch: pytest.Monkey
         _, unexamined = find_lost_epolls(descriptors, {})
         assert time.monotonic() - began < 1
         assert [one.fd for one in unexamined] == [epoll.fileno(), other.fileno()]
+
+
+def test_epolls_that_criu_takes_minutes_to_save_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time grows with the square of the files of each, however many descriptors it has."""
+    monkeypatch.setattr(epolls, "_MOST_COMPARISONS", 2 * 100**2)
+    with own_descriptors(), select.epoll() as epoll, select.epoll() as other, select.epoll() as third:
+        for _ in range(100):
+            watched = os.eventfd(0)
+            for each in (epoll, other):
+                each.register(watched)
+        for _ in range(10):
+            os.dup(epoll.fileno())
+        assert find_slow_epolls(proc.descriptors(os.getpid())) is None
+        third.register(os.eventfd(0))
+        assert find_slow_epolls(proc.descriptors(os.getpid())) is not None
+        epoll.register(os.eventfd(0))
+        largest, count = find_slow_epolls(proc.descriptors(os.getpid())) or (None, 0)
+        assert (largest and largest.fd, count) == (epoll.fileno(), 202)

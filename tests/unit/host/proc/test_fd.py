@@ -9,11 +9,15 @@ import select
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from crckpt.errors import PreflightRefused
 from crckpt.host import proc
+from crckpt.host.observe.sockets import read_descriptors
+from crckpt.host.proc import fd as fd_module
 
 EFD_SEMAPHORE = 1
 
@@ -105,3 +109,24 @@ def test_file_system_that_does_not_answer(unanswering: int, tmp_path: Path) -> N
         os.fstat(unanswering)
     found = descriptor(unanswering)
     assert (found.target, found.mode, found.size, found.links) == (str(tmp_path), 0, 0, 0)
+
+
+def test_details_of_an_epoll_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lists what an epoll watches for each of its descriptors: any user may have thousands of them."""
+    with select.epoll() as epoll, ExitStack() as opened:
+        for _ in range(500):
+            watched = os.eventfd(0)
+            opened.callback(os.close, watched)
+            epoll.register(watched)
+        for _ in range(50):
+            opened.callback(os.close, os.dup(epoll.fileno()))
+        found = [each for each in proc.descriptors(os.getpid()) if each.target == "anon_inode:[eventpoll]"]
+        assert len({id(each.info) for each in found if each.info.count("tfd:") == 500}) == 1
+        monkeypatch.setattr(fd_module, "_MOST_KEPT", len(descriptor(epoll.fileno()).info) - 1)
+        with pytest.raises(OSError, match="File too large"):
+            proc.descriptors(os.getpid())
+        own = proc.read_process(os.getpid())
+        assert own is not None
+        tree = proc.read_tree(own)
+        with pytest.raises(PreflightRefused, match="watch or lock more than crckpt examines"):
+            read_descriptors(tree)
