@@ -103,6 +103,7 @@ LockKind = Literal["flock", "POSIX", "OFD"]
 
 # Source: criu/include/file-lock.h.
 _KINDS: Final[dict[int, LockKind]] = {1: "POSIX", 2: "flock", 4: "OFD"}
+_LEASE: Final = 8
 # F_WRLCK. CRIU writes an exclusive flock(2) the same way (criu/proc_parse.c).
 _WRITE: Final = 1
 
@@ -130,3 +131,9 @@ def read_locks(data: bytes, name: str = "filelocks.img") -> tuple[FileLock, ...]
     """Decode all locks, without leases. Raises IntegrityError if the image is damaged."""
     messages = read_messages(data, name, magics.FILE_LOCKS)
     return tuple(decode(FileLock, message) for message in messages if message.required(1) in _KINDS)
+
+
+def read_leases(data: bytes, name: str = "filelocks.img") -> tuple[tuple[int, int], ...]:
+    """Decode the leases: PID and descriptor of each. Raises IntegrityError if the image is damaged."""
+    messages = read_messages(data, name, magics.FILE_LOCKS)
+    return tuple((message.required(3), message.required(4)) for message in messages if message.required(1) == _LEASE)

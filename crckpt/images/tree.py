@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.images.core import ZOMBIE, Core, read_core
-from crckpt.images.files import OpenFile, read_files
+from crckpt.images.files import OpenFile, read_files, read_signal_owners
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.other_files import EventPoll, Fifo, MemFd, MemFdInode, read_memfd_inodes
@@ -27,6 +27,7 @@ from crckpt.images.processes import (
     read_descriptors,
     read_directories,
     read_ids,
+    read_leases,
     read_locks,
     read_pstree,
 )
@@ -98,6 +99,8 @@ class ImageProcess(Struct, frozen=True):
 class ImageTree(Struct, frozen=True):
     """A set of images. `files`: all open and mapped files, each once, with remaps and paths resolved.
 
+    `silent_leases`: PID and descriptor of leases whose signals nobody gets.
+
     The names that CRIU gave to deleted files for the restore are not among them: see `RegularFile.remap`.
     """
 
@@ -106,6 +109,7 @@ class ImageTree(Struct, frozen=True):
     files: tuple[OpenFile, ...]
     terminals: tuple[TerminalInfo, ...]
     locks: tuple[FileLock, ...] = ()
+    silent_leases: tuple[tuple[int, int], ...] = ()
 
     @property
     def root(self) -> ImageProcess:
@@ -186,7 +190,8 @@ def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
         locks = images.decode_if_there(read_locks, "filelocks.img") or ()
         if strangers := {lock.pid for lock in locks} - {process.pid for process in processes}:
             raise IntegrityError(f"filelocks.img: process {min(strangers)} has a lock but is not in pstree.img")
-        return ImageTree(inventory, processes, tuple(files.values()), terminals, locks)
+        silent = tuple(_find_silent_leases(images, processes))
+        return ImageTree(inventory, processes, tuple(files.values()), terminals, locks, silent)
     # Images from elsewhere may be made up: what a decoder raises here means damage, not a bug of crckpt.
     except (ArithmeticError, LookupError, ValueError, RecursionError, struct.error) as error:
         raise IntegrityError(f"the images cannot be read: {type(error).__name__}: {error}") from error
@@ -266,6 +271,19 @@ def _descriptors(images: _Images, files: dict[int, OpenFile], table: int) -> tup
             for entry in images.decode_if_there(read_descriptors, name) or ()
         )
     return images.tables[table]
+
+
+def _find_silent_leases(images: _Images, processes: tuple[ImageProcess, ...]) -> Iterator[tuple[int, int]]:
+    # Few trees have any: only then is it worth the time to look for the owners of all files.
+    leases = frozenset(images.decode_if_there(read_leases, "filelocks.img") or ())
+    if not leases:
+        return
+    owners = images.decode_if_there(lambda data, name: tuple(read_signal_owners(data, name)), "files.img") or ()
+    owned = {owner.file_id for owner in owners}
+    for process in processes:
+        for opened in process.descriptors:
+            if (process.pid, opened.fd) in leases and opened.file.id not in owned:
+                yield process.pid, opened.fd
 
 
 def _read_files(images: _Images) -> dict[int, OpenFile]:

@@ -17,8 +17,10 @@ from command import Crckpt
 from stopped_trees import JOB
 from trees import NOBODY, PYTHON, Case, Tree, started, wait_for
 
+from crckpt.host.attributes.signal_owners import read_owner
 from crckpt.host.proc import effective_capabilities
-from crckpt.host.process.pidfd import borrow
+from crckpt.host.proc.task_states import FileOwner
+from crckpt.host.process.pidfd import borrow, borrow_each
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -234,3 +236,37 @@ def test_netlink_socket_is_judged_by_the_programs_user(crckpt: Crckpt) -> None:
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
         assert add_address(tree) == errno.EPERM
+
+
+LEASES: Final = """
+import fcntl, os, sys
+for number in (50, 51):
+    name = sys.argv[1] + "/leased-" + str(number)
+    os.close(os.open(name, os.O_CREAT))
+    held = os.open(name, os.O_RDONLY)
+    os.dup2(held, number)
+    os.close(held)
+    fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+fcntl.fcntl(51, fcntl.F_SETOWN, 0)
+from counter import main
+main()
+"""
+
+
+def test_signals_of_a_lease_have_no_rights_of_roots(crckpt: Crckpt) -> None:
+    """A program that root executes later, as sudo(8), would get them, although its user cannot signal it."""
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", LEASES, "{workdir}")
+    with started(Case("leases", (*AS_NOBODY, *words), user=NOBODY)) as tree:
+        expected = {50: FileOwner(1, tree.pid, (NOBODY, NOBODY)), 51: None}
+        assert lease_owners(tree) == expected
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert lease_owners(tree) == expected
+
+
+def lease_owners(tree: Tree) -> dict[int, FileOwner | None]:
+    """Who gets the signals of its leases, by descriptor."""
+    return {fd: read_owner(ours) for fd, ours in borrow_each(tree.pid, (50, 51))}

@@ -24,6 +24,7 @@ from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
 from crckpt.host.attributes.pipes import PipeRecord, restore_owner
+from crckpt.host.attributes.signal_owners import remove_owner
 from crckpt.host.network.packet_filter import read_packet_rules
 from crckpt.host.proc import procfs
 from crckpt.host.process import cgroups
@@ -88,6 +89,7 @@ class AttributeRestore(Struct, frozen=True):
         """
         tree = _RestoredTree(self.tree, init)
         losses = [*tree.separate_sessions(find_separate_sessions(self.tree))]
+        losses.extend(tree.silence_leases(self.tree.silent_leases))
         if self.record is not None:
             losses.extend(tree.set(attributes_to_set(self.record, self.tree, self.host)))
             losses.extend(tree.move(self.verdict.moves))
@@ -165,6 +167,16 @@ class _RestoredTree:
             for inside, tid in self._tids(pid).items()
         ]
         yield from (_attribute_lost(*failed) for failed in _carry_out(orders))
+
+    def silence_leases(self, leases: Iterable[tuple[int, int]]) -> Iterator[Finding]:
+        """Let nobody get the signals of these leases: the kernel has made who took them the owner."""
+        for pid, fd in leases:
+            for _, ours in borrow_each(self._pids.get(pid, 0), (fd,)):
+                try:
+                    remove_owner(ours)
+                except OSError as error:
+                    title = f"the owner of the lease of descriptor {fd}"
+                    yield cause("protection-lost").finding(title=title, pid=pid, why=error.strerror)
 
     def set(self, wanted: Iterable[ThreadAttributes]) -> Iterator[Finding]:
         """Set the attributes that differ; yield what could not be set."""
