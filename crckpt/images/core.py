@@ -30,6 +30,7 @@ _SECCOMP_FILTER: Final = 2
 # the process.
 _PROCESS, _THREAD, _CREDENTIALS = 3, 5, 10
 _PARENT_DEATH_SIGNAL: Final = 8
+_RSEQ: Final = 15
 
 # core_entry.march (images/core.proto).
 _ARCHITECTURES: Final = dict(
@@ -91,7 +92,7 @@ class Core(Struct, frozen=True):
     - `blocked`: signal numbers
     - `pending`: signals that wait for the thread, not for the process, one entry for each queued signal
     - `security_profile`: of AppArmor or SELinux, empty if it had none
-    - `rseq`: the address and size of its rseq(2) area, 0 if it registered none
+    - `rseq`: address, size and signature of its rseq(2) area, 0 if it registered none
     - `parent_death_signal`: the signal that it gets when its parent ends, 0 for none (PR_SET_PDEATHSIG)
     - `adopts`: it becomes the parent of orphans among its descendants (PR_SET_CHILD_SUBREAPER)
     - `rights`: its credentials in full
@@ -107,8 +108,9 @@ class Core(Struct, frozen=True):
     has_seccomp_filter: Annotated[bool, Field(_THREAD, 11, default=0, convert=lambda mode: mode == _SECCOMP_FILTER)]
     security_profile: Annotated[str, Field(_THREAD, _CREDENTIALS, 15)] = ""
     rseq: Annotated[
-        tuple[int, int], Field(_THREAD, 15, wire=Message, convert=lambda rseq: (rseq.uint(1), rseq.uint(2)))
-    ] = (0, 0)
+        tuple[int, int, int],
+        Field(_THREAD, _RSEQ, wire=Message, convert=lambda rseq: (rseq.uint(1), rseq.uint(2), rseq.uint(3))),
+    ] = (0, 0, 0)
     parent_death_signal: Annotated[int, Field(_THREAD, _PARENT_DEATH_SIGNAL, default=0)] = 0
     no_new_privs: Annotated[bool, Field(_THREAD, _CREDENTIALS, 18)] = False
     adopts: Annotated[bool, Field(_PROCESS, 18)] = False
@@ -150,7 +152,16 @@ def drop_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
     """Return the image without the parent death signal. Raises IntegrityError."""
     # A detached root is CRIU's child: it would get the signal as soon as CRIU exits. CRIU only warns of that
     # (criu/cr-restore.c:1046).
-    path = (_THREAD, _PARENT_DEATH_SIGNAL)
+    return _drop(data, name, _PARENT_DEATH_SIGNAL)
+
+
+def drop_rseq(data: bytes, name: str = "core.img") -> bytes:
+    """Return the image without its restartable sequences (rseq(2)). Raises IntegrityError."""
+    return _drop(data, name, _RSEQ)
+
+
+def _drop(data: bytes, name: str, number: int) -> bytes:
+    path = (_THREAD, number)
     return edit_image(data, name, magics.CORE, lambda core, name: edit_field(core, path, lambda _: None, name))
 
 

@@ -10,7 +10,8 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.decode import Field, read_one
-from crckpt.images.framing import read_single
+from crckpt.images.framing import edit_image, read_single
+from crckpt.images.wire import VARINT, encode
 
 REGULAR: Final = 1 << 0
 STACK: Final = 1 << 1
@@ -43,6 +44,9 @@ MAP_GROWSDOWN: Final = 0x100
 MAP_LOCKED: Final = 0x2000
 MAP_HUGETLB: Final = 0x40000
 """Bits of `Vma.flags`: the mapping is shared, private, a stack, locked in memory, or of reserved huge pages."""
+
+DUMPABLE_BY_USER: Final = 1
+"""The value of `AddressSpace.dumpable` with which the program's user may trace it (SUID_DUMP_USER)."""
 
 _DUMPABLE: Final = 15
 # The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it.
@@ -172,3 +176,12 @@ def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
 def read_dumpable(data: bytes, name: str = "mm.img") -> int:
     """Decode only `AddressSpace.dumpable`. Raises IntegrityError if the image is damaged."""
     return read_single(data, name, magics.MM).uint(_DUMPABLE, default=1)
+
+
+def drop_dumpable(data: bytes, name: str = "mm.img") -> bytes:
+    """Return the image of a process that only root may trace. Raises IntegrityError."""
+    # A flag that says so in another way (2) stays. The last of several fields with the same number counts.
+    if read_dumpable(data, name) != DUMPABLE_BY_USER:
+        return data
+    undumpable = encode(((_DUMPABLE, VARINT, 0),))
+    return edit_image(data, name, magics.MM, lambda payload, _: payload + undumpable)

@@ -105,7 +105,7 @@ def _rseq_pages(process: ImageProcess) -> set[int]:
     areas = (thread.core.rseq for thread in process.threads)
     return {
         address // PAGE_SIZE * PAGE_SIZE
-        for start, size in areas
+        for start, size, _ in areas
         if start
         for address in (start, start + max(size, 1) - 1)
     }

@@ -163,7 +163,9 @@ def thread(records: list[Record]) -> tuple[object, ...]:
         credentials=owner and made(core.Credentials, owner, "uid gid euid egid", groups=tuple(owner.get("groups", ()))),
         rights=owner and rights_of(owner),
         has_seccomp_filter=own.get("seccomp_mode") in ("filter", 2),
-        rseq=tuple(own.get("rseq_entry", {}).get(f"rseq_abi_{name}", 0) for name in ("pointer", "size")),
+        rseq=tuple(
+            own.get("rseq_entry", {}).get(name, 0) for name in ("rseq_abi_pointer", "rseq_abi_size", "signature")
+        ),
     )
     return state, *(registers(record["thread_info"]) if "thread_info" in record else ())
 

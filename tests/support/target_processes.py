@@ -26,7 +26,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.syscalls import memory_trials, pagemap
 
 PROGRAMS = TESTS / "programs"
-OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c", "transport.c", "holders.c")
+OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c", "transport.c", "holders.c", "last_calls.c")
 _OPTIONS: Final = ("-O2", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
 _WITHIN_S = 60.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)

@@ -99,7 +99,7 @@ def _carry_out_one(order: Order) -> OrderResult:
         if order.does == "ask":
             with ptrace.stopped(order.pid, identity=order.process) as thread:
                 return OrderResult(order.pid, dict(_read_attributes(thread, order.pid)))
-        with _without_tracer(order), ptrace.stopped(order.pid, order.tid) as thread:
+        with _without_tracer(order), ptrace.stopped(order.pid, order.tid, is_restored=True) as thread:
             answers = ((name, _set(thread, name, value)) for name, value in order.values)
             failed = tuple((name, os.strerror(-answer)) for name, answer in answers if answer < 0)
             return OrderResult(order.pid, failed=failed)

@@ -150,12 +150,14 @@ class StoppedThread:
 
 
 @contextmanager
-def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = None) -> Iterator[StoppedThread]:
+def stopped(
+    pid: int, tid: int | None = None, identity: proc.Identity | None = None, *, is_restored: bool = False
+) -> Iterator[StoppedThread]:
     """Stop one thread of a process (`tid`, or the main thread, or another if that one sleeps uninterruptibly for
     STOPS_WITHIN_S), and restore it afterwards.
 
-    With `identity` it must be this process: its PID may have been given to another. Raises Refused, and leaves the
-    thread alone.
+    With `identity` it must be this process: its PID may have been given to another. `is_restored`: it runs CRIU's code,
+    in a restore's hold. Raises Refused, and leaves the thread alone.
     """
     if not is_supported():
         raise Refused(f"a system call cannot be made in another process on {os.uname().machine} yet")
@@ -185,7 +187,7 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
         if identity is not None and not identity.keeps_pid:
             ptrace_requests.call("detach", tid)
             raise Refused(f"PID {pid} has ended, and another process has its PID now")
-        with _restored(pid, tid) as found:
+        with _restored(pid, tid, runs_program=not is_restored) as found:
             yield StoppedThread(pid, tid, found)
     finally:
         # What is started now would inherit it.
@@ -193,7 +195,7 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
 
 
 @contextmanager
-def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
+def _restored(pid: int, tid: int, *, runs_program: bool) -> Iterator[ThreadRegisters]:
     found, mask = ThreadRegisters.read(tid), ptrace_requests.get_signal_mask(tid)
     # Refuse a program that catches its own system calls, as Wine does: it would catch ours.
     dispatches = 0
@@ -202,7 +204,7 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
     if dispatches:
         ptrace_requests.call("detach", tid)
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
-    _leave_restartable_sequence(pid, tid, found)
+    _leave_restartable_sequence(pid, tid, found if runs_program else None)
 
     def is_socket(descriptor: int) -> bool:
         with suppress(OSError):
@@ -297,8 +299,11 @@ def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
         signal.sigtimedwait((signal.SIGCHLD,), left)
 
 
-def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) -> None:
-    """Leave a restartable sequence, as the kernel does: it would abort our call instead. Source: kernel/rseq.c."""
+def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters | None) -> None:
+    """Leave a restartable sequence, as the kernel does: it would abort our call instead. Source: kernel/rseq.c.
+
+    `registers` are None if the thread runs CRIU's code: with the rights of root it must not go where the program says.
+    """
     try:
         info = ptrace_requests.read_state(tid, ptrace_requests.RSEQ)
     except OSError:  # a kernel before 5.13 has no such request, and cannot track either
@@ -312,13 +317,15 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
         # abort_ip.
         memory.seek(area + 8)
         (sequence,) = struct.unpack("<Q", memory.read(8))
-        if sequence:
+        if not sequence:
+            return
+        if registers is not None:
             memory.seek(sequence + 8)
             start, length, abort = struct.unpack("<3Q", memory.read(24))
             if start <= registers.instruction_pointer < start + length:
                 registers.instruction_pointer = abort
-            memory.seek(area + 8)
-            memory.write(bytes(8))
+        memory.seek(area + 8)
+        memory.write(bytes(8))
 
 
 def _tracer_refusal(pid: int, tracer: int) -> Refused:

@@ -20,6 +20,7 @@ from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.images import ImageEdits, plan_edits
+from crckpt.ops.restore.last_calls import LastCalls
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_terminal_files
@@ -139,4 +140,5 @@ class RestoreAttempt(Struct, frozen=True):
         # closed.
         options = replace(self.checkpoint.options, tcp=self.request.tcp or self.checkpoint.options.tcp)
         words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
-        return (*restore_words(self.criu.path, paths.work / HOLDERS), *words)
+        files = paths.work / HOLDERS, LastCalls(paths.work).path
+        return (*restore_words(self.criu.path, *files), *words)

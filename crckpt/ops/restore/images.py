@@ -17,8 +17,9 @@ from crckpt.host import proc
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.space import nearest_existing
 from crckpt.host.syscalls.process_vm import can_write_memory
-from crckpt.images.core import ZOMBIE, drop_parent_death_signal
+from crckpt.images.core import ZOMBIE, drop_parent_death_signal, drop_rseq
 from crckpt.images.files import edit_files
+from crckpt.images.mm import drop_dumpable
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
 from crckpt.images.regfile import RegularFile
@@ -34,6 +35,7 @@ from crckpt.ops.lazy.plan import make_plans
 from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.host import Grown
 from crckpt.store import Checkpoint, Repository
+from crckpt.tracking.preload.library import makes_last_calls
 
 if TYPE_CHECKING:
     from crckpt.store.read.reader import Reader
@@ -88,6 +90,7 @@ class ImageEdits(Struct, frozen=True):
     - `paths`: other paths of files, or directories of sockets, by file id
     - `unsized`: files of which CRIU must not compare the size, by id
     - `groups`: the process groups of the tree; terminals that had another one in the foreground lose it
+    - `leaves_last_calls`: CRIU sets no dumpable flags and restartable sequences (`last_calls`)
     """
 
     without_signal: frozenset[str] = frozenset()
@@ -95,6 +98,7 @@ class ImageEdits(Struct, frozen=True):
     paths: Mapping[int, str] = {}
     unsized: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
+    leaves_last_calls: bool = False
 
     def find(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
         """Yield what changes the image of that name."""
@@ -106,6 +110,10 @@ class ImageEdits(Struct, frozen=True):
             yield partial(edit_files, paths=self.paths, unsized=self.unsized)
         if name == "tty-info.img":
             yield partial(replace_ended_groups, groups=self.groups)
+        if self.leaves_last_calls and name.startswith("core-"):
+            yield partial(drop_rseq, name=name)
+        if self.leaves_last_calls and name.startswith("mm-"):
+            yield partial(drop_dumpable, name=name)
 
 
 def plan_edits(
@@ -113,7 +121,14 @@ def plan_edits(
 ) -> ImageEdits:
     """Plan the changes of a restore; `keeps_signal`: of the root's threads, when their parent ends."""
     without_signal = frozenset() if keeps_signal else images_with_parent_signal(tree)
-    return ImageEdits(without_signal, terminals, find_new_paths(tree), find_unsized(tree, grown), tree.groups)
+    return ImageEdits(
+        without_signal,
+        terminals,
+        find_new_paths(tree),
+        find_unsized(tree, grown),
+        tree.groups,
+        leaves_last_calls=makes_last_calls(),
+    )
 
 
 def write_images(

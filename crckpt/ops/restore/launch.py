@@ -25,6 +25,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context, nsenter_words, require_staging
 from crckpt.ops.restore.attempt import HOLDERS, RestoreAttempt
 from crckpt.ops.restore.images import write_images
+from crckpt.ops.restore.last_calls import LastCalls
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.preflight.attribute_record import GroupMoves
 from crckpt.store import Repository, staged
@@ -48,6 +49,7 @@ class LaunchedCriu(Struct, frozen=True):
     new: PidNamespace | None
     command: tuple[str, ...]
     holders: Path
+    last_calls: LastCalls
     copiers: tuple[int, ...]
 
     @property
@@ -133,8 +135,11 @@ def launched_criu(
         )
         holders = work / HOLDERS
         create_holders(holders)
+        last_calls = LastCalls(work)
+        last_calls.create()
         if tree is not None:
             write_holders(holders, tree, moves)
+            last_calls.write(tree)
         # Interrupted in between, crckpt would leave a CRIU that nobody ends.
         with interrupts_deferred():
             criu = CriuRun(
@@ -146,7 +151,7 @@ def launched_criu(
                 limited=True,
                 start=run.start if holder is None else holder.start,
             )
-            launched = LaunchedCriu(criu, streamer, hold, new, command, holders, tuple(copiers))
+            launched = LaunchedCriu(criu, streamer, hold, new, command, holders, last_calls, tuple(copiers))
             stack.callback(launched.give_up)
             if new is None:
                 record_builder(work, criu.pid)

@@ -37,6 +37,7 @@ from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree, rea
 from crckpt.ops.restore.attempt import HOLDERS
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes, prepare_tree
 from crckpt.ops.restore.images import ImageStreams, plan_edits, write_images
+from crckpt.ops.restore.last_calls import LastCalls
 from crckpt.ops.restore.launch import create_holders, find_work_place, opened_work_directory, write_holders
 from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
@@ -327,9 +328,12 @@ def _run_criu(
         holders = work / HOLDERS
         create_holders(holders)
         write_holders(holders, isolated.tree)
+        last_calls = LastCalls(work)
+        last_calls.create()
+        last_calls.write(isolated.tree)
         try:
             result = run_criu(
-                (*inside, *restore_words(criu, holders), *command),
+                (*inside, *restore_words(criu, holders, last_calls.path), *command),
                 work / "restore.log",
                 hold=hold,
                 in_hold=in_hold,
@@ -345,6 +349,7 @@ def _run_criu(
         _check_memory(isolated)
         find_place, values = partial(name_place_in_images, isolated.tree), isolated.request.values
         raise criu_failure(result, RehearsalFailed, "the rehearsal", find_place, NOTHING_LEFT, values=values)
+    last_calls.check_done()
     return result
 
 

@@ -227,6 +227,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = stack.enter_context(launched_criu(attempt, outside, tree, attributes.verdict.moves))
         else:
             write_holders(criu.holders, tree, attributes.verdict.moves)
+            criu.last_calls.write(tree)
         is_of_this_host = checkpoint.host.hostname == os.uname().nodename
         in_flight = read_files_in_flight(repository, checkpoint)
         recorded = RecordedFiles.of_details(details, is_of_this_host=is_of_this_host, in_flight=in_flight)
@@ -283,6 +284,7 @@ def _build(
         nonlocal result
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
+        criu.last_calls.check_loaded()
         init = criu.find_init(tree)
         add(prepare_tree(attributes, init, streams, recorded))
         add(give_terminal(holder, tree, init) if holder is not None else ())
@@ -316,6 +318,7 @@ def _build(
                     criu.streamer.check()
                     place, values = partial(name_place_in_images, tree), attempt.values
                     raise criu_failure(ran, RestoreFailed, "the restore", place, NOTHING_LEFT, values=values)
+            criu.last_calls.check_done()
             outer = result.pid or root
             add(_check_root(root, outer, criu.init, holder, attempt) if detach else ())
         # The tree runs: nothing that fails from here on may end it.

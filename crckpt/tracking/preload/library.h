@@ -74,6 +74,23 @@ static inline long close_and_return(int number, long result)
     return result;
 }
 
+static inline long trace(long request, int tid, const void *address, void *data)
+{
+    return syscall(SYS_ptrace, request, (long)tid, address, data);
+}
+
+/* As libc's function, which returns what the system call writes. */
+static inline long trace_as_libc(int request, int tid, const void *address, void *data)
+{
+    long peeked;
+    if (request < 1 || request > 3) /* PTRACE_PEEKTEXT, PTRACE_PEEKDATA, PTRACE_PEEKUSR */
+        return trace(request, tid, address, data);
+    long result = trace(request, tid, address, &peeked);
+    if (result >= 0)
+        errno = 0;
+    return result < 0 ? result : peeked;
+}
+
 struct bytes {
     char *at;
     size_t length, room;

@@ -7,6 +7,7 @@ dump tracks, it stops CRIU before CRIU resets what was written (gate.c), and ans
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """The library writes this to CRIU's stderr when CRIU has entered the mounts."""
 NO_TRACKER: Final = "no tracker of this name"
 _SAFE: Final = (4, 2, 1)
+_SYSCALL_INFO: Final = (5, 3)  # the kernel of PTRACE_GET_SYSCALL_INFO
 _NO_PID: Final = "no PID was given"
 NO_LIBRARY: Final = (
     "crckpt was installed without a C compiler: apt-get install gcc libc6-dev, then install crckpt again"
@@ -75,10 +77,22 @@ def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
     return ("env", f"{_variable(criu)}={LIBRARY}", *((f"CRCKPT_ENTER={enter}",) if enter is not None else ()))
 
 
-def restore_words(criu: Path, holders: Path) -> tuple[str, ...]:
-    """Return the words before CRIU's for a restore; `holders` is the file that says whose things are made."""
-    library = RESTORE_LIBRARY
-    return ("env", f"{_variable(criu)}={library}", f"CRCKPT_HOLDERS={holders}") if library.exists() else ()
+def makes_last_calls() -> bool:
+    """Return whether the library for restores sets what CRIU must not set (last_calls.c)."""
+    kernel = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    has_requests = kernel is not None and tuple(map(int, kernel.groups())) >= _SYSCALL_INFO
+    return RESTORE_LIBRARY.exists() and os.uname().machine == "x86_64" and has_requests
+
+
+def restore_words(criu: Path, holders: Path, last_calls: Path) -> tuple[str, ...]:
+    """Return the words before CRIU's for a restore.
+
+    `holders` is the file that says whose things are made, `last_calls` says what is done before the tree runs.
+    """
+    if not RESTORE_LIBRARY.exists():
+        return ()
+    files = (f"CRCKPT_HOLDERS={holders}", f"CRCKPT_LAST_CALLS={last_calls}")
+    return ("env", f"{_variable(criu)}={RESTORE_LIBRARY}", *files)
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:

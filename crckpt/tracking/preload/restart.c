@@ -57,11 +57,6 @@ struct thread {
 static struct bytes threads;
 static int first_thread[1 << 12];
 
-static long ask(long request, int tid, const void *address, void *data)
-{
-    return syscall(SYS_ptrace, request, (long)tid, address, data);
-}
-
 /* NULL: there is no memory for another one. It may move when the next one is asked for. */
 static struct thread *find_thread(int tid)
 {
@@ -146,9 +141,9 @@ static int is_handler_due(int tid)
 {
     struct ptrace_peeksiginfo_args own = {.nr = 1}, shared = {.flags = PTRACE_PEEKSIGINFO_SHARED, .nr = 1};
     uint64_t blocked, ignored[16];
-    if (ask(PTRACE_PEEKSIGINFO, tid, &own, ignored) == 0 && ask(PTRACE_PEEKSIGINFO, tid, &shared, ignored) == 0)
+    if (trace(PTRACE_PEEKSIGINFO, tid, &own, ignored) == 0 && trace(PTRACE_PEEKSIGINFO, tid, &shared, ignored) == 0)
         return 0;
-    if (ask(PTRACE_GETSIGMASK, tid, (void *)sizeof blocked, &blocked) != 0)
+    if (trace(PTRACE_GETSIGMASK, tid, (void *)sizeof blocked, &blocked) != 0)
         return 1;
     const char *status = text_of(tid, "status");
     uint64_t pending = signals(status, "\nSigPnd:\t") | signals(status, "\nShdPnd:\t");
@@ -177,20 +172,20 @@ static void leave_sequence(int tid, struct iovec *where, struct call *call)
         uint32_t others[4];
     } rseq; /* struct ptrace_rseq_configuration; the area has its sequence at 8, this its begin, length and abort at 8 */
     uint64_t sequence, found[3];
-    if (ask(GET_RSEQ, tid, (void *)sizeof rseq, &rseq) != sizeof rseq || !rseq.area)
+    if (trace(GET_RSEQ, tid, (void *)sizeof rseq, &rseq) != sizeof rseq || !rseq.area)
         return;
     const char *pointer = (const char *)rseq.area + 8;
-    if (ask(PTRACE_PEEKDATA, tid, pointer, &sequence) != 0 || !sequence)
+    if (trace(PTRACE_PEEKDATA, tid, pointer, &sequence) != 0 || !sequence)
         return;
     int is_read = 1;
     for (int i = 0; i < 3; i++)
-        is_read = is_read && ask(PTRACE_PEEKDATA, tid, (const char *)sequence + 8 + 8 * i, &found[i]) == 0;
+        is_read = is_read && trace(PTRACE_PEEKDATA, tid, (const char *)sequence + 8 + 8 * i, &found[i]) == 0;
     if (is_read && (uint64_t)call->ip - found[0] < found[1]) {
         call->ip = found[2];
         write_call(where, call, call->ip, call->result);
-        ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, where);
+        trace(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, where);
     }
-    ask(PTRACE_POKEDATA, tid, pointer, NULL);
+    trace(PTRACE_POKEDATA, tid, pointer, NULL);
 }
 
 /* Record the call of a thread that is still untouched, and set what CRIU is to save. */
@@ -231,10 +226,10 @@ static long put_back(const struct thread *kept, const struct iovec *where)
     struct iovec ours = {&copy, where->iov_len};
     struct call call;
     if (!read_call(where, &call) || !is_as_kept(kept, &call))
-        return ask(PTRACE_SETREGSET, kept->tid, (void *)NT_PRSTATUS, (void *)where);
+        return trace(PTRACE_SETREGSET, kept->tid, (void *)NT_PRSTATUS, (void *)where);
     memcpy(&copy, where->iov_base, where->iov_len);
     write_call(&ours, &call, kept->found.ip, kept->put_back);
-    return ask(PTRACE_SETREGSET, kept->tid, (void *)NT_PRSTATUS, &ours);
+    return trace(PTRACE_SETREGSET, kept->tid, (void *)NT_PRSTATUS, &ours);
 }
 
 /* Set how the call ends in a thread whose registers CRIU did not set. A thread that runs has none to read. */
@@ -244,13 +239,13 @@ static void let_call_go_on(const struct thread *thread)
     struct iovec where = {&registers, sizeof registers};
     struct call call;
     int before = errno, tid = thread->tid;
-    if (ask(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && read_call(&where, &call) &&
+    if (trace(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &where) == 0 && read_call(&where, &call) &&
         is_interrupted(&call)) {
         recognise(thread, &call);
         long end = end_of(tid, &call);
         if (end != call.result) {
             write_call(&where, &call, call.ip, end);
-            ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &where);
+            trace(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, &where);
         }
     }
     errno = before;
@@ -259,7 +254,7 @@ static void let_call_go_on(const struct thread *thread)
 VISIBLE long ptrace(int request, ...)
 {
     va_list more;
-    long peeked, result;
+    long result;
     va_start(more, request);
     int tid = va_arg(more, int);
     void *address = va_arg(more, void *), *data = va_arg(more, void *);
@@ -267,14 +262,6 @@ VISIBLE long ptrace(int request, ...)
     int is_of_registers = (long)address == NT_PRSTATUS && tid > 0;
     struct thread *thread;
     switch (request) {
-    case PTRACE_PEEKTEXT:
-    case PTRACE_PEEKDATA:
-    case PTRACE_PEEKUSR:
-        /* Like libc's function, return what the system call writes. */
-        result = ask(request, tid, address, &peeked);
-        if (result >= 0)
-            errno = 0;
-        return result < 0 ? result : peeked;
     case PTRACE_CONT:
         if (is_code_awaited())
             return let_code_connect(tid);
@@ -283,7 +270,7 @@ VISIBLE long ptrace(int request, ...)
         note_restarted(tid);
         break;
     case PTRACE_GETREGSET:
-        result = ask(request, tid, address, data);
+        result = trace(request, tid, address, data);
         if (result == 0 && is_of_registers && (thread = find_thread(tid)) && !thread->is_looked_at)
             look(thread, data);
         return result;
@@ -297,6 +284,6 @@ VISIBLE long ptrace(int request, ...)
             thread->tid = 0; /* forgotten */
         }
     }
-    return ask(request, tid, address, data);
+    return trace_as_libc(request, tid, address, data);
 }
 #endif

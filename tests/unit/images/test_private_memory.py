@@ -24,12 +24,12 @@ ORDINARY = Vma(
 )
 
 
-def alone(tree: ImageTree, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> ImageTree:
+def alone(tree: ImageTree, *vmas: Vma, rseq: tuple[int, int, int] = (0, 0, 0)) -> ImageTree:
     """Make a tree of one process with this memory and one thread."""
     return replace(tree, processes=(process(tree, tree.root.pid, *vmas, rseq=rseq),))
 
 
-def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0)) -> ImageProcess:
+def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int, int] = (0, 0, 0)) -> ImageProcess:
     """Make a process with this memory."""
     root = tree.root
     assert root.memory is not None
@@ -78,7 +78,7 @@ def test_possibly_shared_mappings_are_left_to_criu(tree: ImageTree) -> None:
 def test_pages_written_by_the_kernel_are_left_to_criu(
     tree: ImageTree, offset: int, size: int, left_out: tuple[int, ...]
 ) -> None:
-    (ranges,) = own_memory(alone(tree, ORDINARY, rseq=(START + offset, size))).values()
+    (ranges,) = own_memory(alone(tree, ORDINARY, rseq=(START + offset, size, 0))).values()
     pages = [page for each in ranges for page in range(each.start, each.end, PAGE_SIZE)]
     assert pages == [START + page * PAGE_SIZE for page in range(64) if page not in left_out]
 
