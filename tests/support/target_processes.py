@@ -26,7 +26,9 @@ from crckpt.errors import HostCannot
 from crckpt.host.syscalls import memory_trials, pagemap
 
 PROGRAMS = TESTS / "programs"
+SOURCES: Final = PROGRAMS.parents[1] / "crckpt/tracking/preload"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c", "transport.c", "holders.c", "last_calls.c")
+OF_BOTH: Final = ("opens.c", "links.c", "names.c", "terminals.c")
 _OPTIONS: Final = ("-O2", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
 _WITHIN_S = 60.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -77,31 +79,38 @@ def compile_program(source: str, into: Path, *options: str) -> str:
 
 
 def preload_library(into: Path, old: str = "", new: str = "") -> Path:
-    """Compile crckpt's preload library, with `new` in place of `old`, which is in its sources once."""
+    """Compile crckpt's preload library for dumps, with `new` in place of `old`, which is in its sources once."""
+    return _library(into / "libpreload.so", _objects(frozenset({path.name for path in SOURCES.glob("*.c")} - {*OF_RESTORES})), old, new)
+
+
+def restore_library(into: Path, old: str, new: str) -> Path:
+    """Compile crckpt's preload library for restores, with `new` in place of `old`, which is in its sources once."""
+    return _library(into / "librestore.so", _objects(frozenset({*OF_RESTORES, *OF_BOTH})), old, new)
+
+
+def _library(library: Path, objects: tuple[tuple[str, str], ...], old: str, new: str) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    sources = PROGRAMS.parents[1] / "crckpt/tracking/preload"
-    files = dict(_objects(sources))
+    files, into = dict(objects), library.parent
     if old:
-        (changed,) = (source for source in files if old in (sources / source).read_text())
-        text = (sources / changed).read_text()
+        (changed,) = (source for source in files if old in (SOURCES / source).read_text())
+        text = (SOURCES / changed).read_text()
         assert text.count(old) == 1
         (into / changed).write_text(text.replace(old, new))
         files[changed] = str(into / changed)
-    library = into / "libpreload.so"
-    words = ["cc", *_OPTIONS, "-shared", f"-I{sources}", *files.values(), "-o", str(library)]
+    words = ["cc", *_OPTIONS, "-shared", f"-I{SOURCES}", *files.values(), "-o", str(library)]
     subprocess.run(words, check=True)
     return library
 
 
 @cache
-def _objects(sources: Path) -> tuple[tuple[str, str], ...]:
+def _objects(names: frozenset[str]) -> tuple[tuple[str, str], ...]:
     """The object file of each source, compiled once for all the libraries of a run."""
     into = Path(tempfile.mkdtemp(prefix="crckpt-objects-"))
     atexit.register(shutil.rmtree, into, ignore_errors=True)
-    found = [path for path in sources.glob("*.c") if path.name not in OF_RESTORES]
-    subprocess.run(["cc", *_OPTIONS, f"-I{sources}", "-c", *map(str, found)], check=True, cwd=into)
-    return tuple((path.name, str(into / f"{path.stem}.o")) for path in found)
+    found = [str(SOURCES / name) for name in names]
+    subprocess.run(["cc", *_OPTIONS, f"-I{SOURCES}", "-c", *found], check=True, cwd=into)
+    return tuple((name, str(into / f"{Path(name).stem}.o")) for name in names)
 
 
 @contextmanager
