@@ -80,7 +80,8 @@ def compile_program(source: str, into: Path, *options: str) -> str:
 
 def preload_library(into: Path, old: str = "", new: str = "") -> Path:
     """Compile crckpt's preload library for dumps, with `new` in place of `old`, which is in its sources once."""
-    return _library(into / "libpreload.so", _objects(frozenset({path.name for path in SOURCES.glob("*.c")} - {*OF_RESTORES})), old, new)
+    names = {path.name for path in SOURCES.glob("*.c")} - {*OF_RESTORES}
+    return _library(into / "libpreload.so", _objects(frozenset(names)), old, new)
 
 
 def restore_library(into: Path, old: str, new: str) -> Path:
