@@ -153,7 +153,7 @@ def test_gdb_finds_the_calls_of_a_python_program(crckpt: Crckpt, tmp_path: Path)
 
 
 def test_py_spy_finds_the_calls_of_a_python_program(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Which needs no symbols; with what the functions were called with."""
+    """py-spy needs no debug symbols. It also shows the arguments of the functions."""
     program = needed("py-spy")
     _, core = _core_of_python(PYTHON, crckpt, tmp_path)
     words = (program, "dump", "--core", str(core), "--locals", "--full-filenames")

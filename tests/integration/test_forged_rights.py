@@ -80,7 +80,7 @@ WITHOUT: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_ov
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_forged_descriptor_of_a_root_with_few_capabilities_is_refused(crckpt: Crckpt) -> None:
+def test_forged_descriptor_of_a_root_process_without_dac_override_is_refused(crckpt: Crckpt) -> None:
     with started(Case("few", (*WITHOUT, *program("counter").argv))) as tree:
         assert " is /etc/hosts, but it is /" in _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from command import PROGRAM, Crckpt
 from dump_moments import ENDS_WITHIN_S, orphans_of, wait_ended
-from incremental import NO_TRACKER, dump_incrementally, executable, is_whole, keeper, restore_and_ask, wrapper
+from incremental import NO_TRACKER, assert_complete, dump_incrementally, executable, keeper, restore_and_ask, wrapper
 from rounds import Target
 from target_processes import tracer
 from trees import wait_for
@@ -66,7 +66,7 @@ def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["base"] is None
     assert re.fullmatch(direct, result["tracked"]["why_full"])
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     after = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
 
@@ -108,7 +108,7 @@ def test_crckpt_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Pat
         assert psutil.Process(target.pid).status() not in ("tracing-stop", psutil.STATUS_STOPPED)
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
         assert restore_and_ask(crckpt, target, "job", 2) == checksum
         crckpt.run("gc")
         assert list((crckpt.store / "tmp").iterdir()) == []
@@ -125,7 +125,7 @@ def test_crckpt_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path
         target.look()
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -142,7 +142,7 @@ def test_crckpt_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Pa
         assert "the tree runs on" in out
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -190,10 +190,10 @@ def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: P
         out, _ = process.communicate(timeout=60)
         assert process.returncode == (20 if way == "round" else 0), out
         if way == "dump":
-            is_whole(crckpt, json.loads(out)["result"]["checkpoint"]["id"], target)
+            assert_complete(crckpt, json.loads(out)["result"]["checkpoint"]["id"], target)
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["base"] is None
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -210,4 +210,4 @@ def test_criu_that_does_not_wait_gives_no_base(crckpt: Crckpt, target: Target, t
         assert document["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["why_full"] == UNCOMMITTED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)

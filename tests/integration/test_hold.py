@@ -107,11 +107,14 @@ def test_store_on_a_noexec_mount_can_hold(tmp_path: Path) -> None:
 def test_crckpt_stopped_in_a_hold_keeps_no_tree_frozen(
     crckpt: Crckpt, case: Case, at: str, made: int, when: str, how: str
 ) -> None:
-    """The tree runs on, with its connection; a crckpt that goes on later knows that, and ends nothing."""
+    """The tree continues, with its connection.
+
+    A crckpt that is continued later reports this and does not end the tree.
+    """
     with started(case) as tree:
         tcp = ("--tcp", case.tcp) if case.tcp else ()
         words = ("--stop", *tcp)
-        # Where there is no store, CRIU is not started before the tree was looked at.
+        # The first dump creates the store: without one, CRIU would start only after the preflight.
         crckpt.run("dump", str(tree.pid), "job", *tcp)
         dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT=at, CRCKPT_PATIENCE_S=str(PATIENCE_S))
         stopped = psutil.STATUS_STOPPED

@@ -20,10 +20,10 @@ from image_sets import flip, pack_path
 from incremental import (
     MIB,
     NO_TRACKER,
+    assert_complete,
     dump_incrementally,
     executable,
     filling,
-    is_whole,
     keeper,
     mounted,
     restore_and_ask,
@@ -83,7 +83,7 @@ def test_each_checkpoint_of_a_series_restores_without_the_others(crckpt: Crckpt,
             assert checkpoint["statistics"]["inherited_pages"] >= PAGES - len(target.written()) - FEW
             assert checkpoint["statistics"]["new_bytes"] <= (len(target.written()) + FEW) * PAGE
             assert checkpoint["statistics"]["raw_bytes"] > PAGES * PAGE, "it is complete"
-        is_whole(crckpt, made[-1], target)
+        assert_complete(crckpt, made[-1], target)
         if number < 4:
             target.write()
     crckpt.run("verify", "--all")
@@ -215,11 +215,11 @@ def test_killed_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target)
     # Nobody asks for it this time: the tree was tracked, and is again.
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
     assert result["tracked"]["why_full"] == KILLED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     target.write()
     after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
-    is_whole(crckpt, after["checkpoint"]["id"], target)
+    assert_complete(crckpt, after["checkpoint"]["id"], target)
 
 
 def test_tracker_killed_in_the_freeze_makes_the_next_dump_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -234,11 +234,11 @@ def test_tracker_killed_in_the_freeze_makes_the_next_dump_full(crckpt: Crckpt, t
     process.communicate(timeout=60)
     assert process.returncode == 0
     newest = Repository.open(crckpt.store).checkpoints()[-1]
-    is_whole(crckpt, newest.id, target)
+    assert_complete(crckpt, newest.id, target)
     target.write()
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == KILLED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_hung_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
@@ -248,7 +248,7 @@ def test_hung_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -
     why = f"its tracker (process {kept}) does not answer"
     result = crckpt.run("dump", str(target.pid), "job", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]
     assert result["tracked"]["why_full"] == why
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     unanswered = crckpt.run("ps", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
     assert any(message.startswith(why) for message in unanswered)
     ended = crckpt.run("ps", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S)
@@ -275,7 +275,7 @@ def test_replaced_program_is_dumped_in_full(crckpt: Crckpt, target: Target) -> N
     target.start_afresh()
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     checksum = target.write()
     after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
@@ -289,16 +289,16 @@ def test_forked_child_is_dumped_in_full_and_then_tracked(crckpt: Crckpt, target:
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] == first
     assert result["tracked"]["whole"] == [f"PID {child}: the process is new"]
-    is_whole(crckpt, result["checkpoint"]["id"], target)
-    is_whole(crckpt, result["checkpoint"]["id"], target, child)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target, child)
     target.write()
     after = dump_incrementally(crckpt, target)
     assert (after["tracked"]["base"], after["tracked"]["whole"]) == (result["checkpoint"]["id"], [])
     assert after["tracked"]["written_pages"] < PAGES // 2
     crckpt.run("rm", first, result["checkpoint"]["id"])
     crckpt.run("gc")
-    is_whole(crckpt, after["checkpoint"]["id"], target)
-    is_whole(crckpt, after["checkpoint"]["id"], target, child)
+    assert_complete(crckpt, after["checkpoint"]["id"], target)
+    assert_complete(crckpt, after["checkpoint"]["id"], target, child)
 
 
 def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> Non
         filler.unlink()
         result = dump_incrementally(crckpt, target, *words)
         assert result["tracked"]["why_full"] == UNCOMMITTED
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> None:
@@ -330,7 +330,7 @@ def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> Non
     wait_ended(orphans_of(process))
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == UNCOMMITTED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_other_criu_does_not_use_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_upgrade_starts_a_new_tracker(crckpt: Crckpt, target: Target, tmp_path: 
     assert keeper(crckpt, target)["pid"] != before
     after = dump_incrementally(crckpt, target, *words)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
-    is_whole(crckpt, after["checkpoint"]["id"], target)
+    assert_complete(crckpt, after["checkpoint"]["id"], target)
 
 
 def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
@@ -402,7 +402,7 @@ def test_base_found_damaged_by_verify_makes_the_dump_full(crckpt: Crckpt, target
     crckpt.run("verify", "--all", status=13)
     result = dump_incrementally(crckpt, target)
     assert "frame 1: its SHA-256 does not match" in result["tracked"]["why_full"]
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert result["checkpoint"]["id"] not in {one for bad in verify(repository).damages for one in bad.checkpoints}
 
 
@@ -413,7 +413,7 @@ def test_device_that_writes_untracked_makes_dumps_full(crckpt: Crckpt, target: T
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] is None
         assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
     target.send_signal(signal.SIGURG)
     result = dump_incrementally(crckpt, target)
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"], "the dump before could not be a base"
@@ -430,7 +430,7 @@ def test_tree_that_cannot_be_tracked_is_dumped_in_full(crckpt: Crckpt, target: T
     assert result["tracked"]["why"] == f"tracker: none (PID {child}: it is tracked by another crckpt)"
     why = f"the tree cannot be tracked: PID {child}: it is tracked by another crckpt"
     assert result["tracked"]["why_full"] == why
-    is_whole(crckpt, result["checkpoint"]["id"], target, child)
+    assert_complete(crckpt, result["checkpoint"]["id"], target, child)
 
 
 def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
@@ -441,7 +441,7 @@ def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> Non
     assert f"full dump: {why}\n" in crckpt.run("dump", str(target.pid), "job", "--dry-run").out
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == why
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_second_concurrent_dump_of_a_tree_is_refused(crckpt: Crckpt, target: Target) -> None:
@@ -490,15 +490,15 @@ def test_tracker_started_by_this_crckpt_is_recognized(target: Target) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_no_incremental_leaves_the_tracker_alone(crckpt: Crckpt, target: Target) -> None:
+def test_full_dump_with_no_incremental_does_not_change_the_next_base(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.write()
     result = crckpt.run("dump", str(target.pid), "job", "--no-incremental", "--json").document["result"]
     assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, "--no-incremental was given")
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == first
-    is_whole(crckpt, after["checkpoint"]["id"], target)
+    assert_complete(crckpt, after["checkpoint"]["id"], target)
 
 
 def test_background_dump_becomes_the_base(crckpt: Crckpt, target: Target) -> None:
@@ -534,7 +534,7 @@ def test_damaged_base_makes_the_dump_full(crckpt: Crckpt, target: Target, what: 
     result = crckpt.run(*words).document["result"]
     assert result["tracked"]["base"] is None
     assert base[:12] in result["tracked"]["why_full"]
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 

@@ -21,7 +21,16 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from incremental import MIB, NO_TRACKER, dump_incrementally, executable, is_whole, mounted, restore_and_ask, wrapper
+from incremental import (
+    MIB,
+    NO_TRACKER,
+    assert_complete,
+    dump_incrementally,
+    executable,
+    mounted,
+    restore_and_ask,
+    wrapper,
+)
 from rounds import PAGE, PAGES, PROGRAM, Target
 from small_disk import mounted_disk
 from target_processes import FREEZERS, compile_program, frozen, running, state, tracer, wait_for
@@ -86,7 +95,7 @@ def test_criu_killed_between_reset_and_commit(crckpt: Crckpt, target: Target, tm
     checksum = target.look()
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["why_full"] == UNCOMMITTED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
@@ -106,7 +115,7 @@ def test_disk_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: P
         (staging / "filler").unlink()
         result = dump_incrementally(crckpt, target, *words)
         assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, UNCOMMITTED)
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
@@ -116,7 +125,7 @@ def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST) -> str:
     checksum = target.write()
     second = dump_incrementally(crckpt, target)
     assert (first["tracked"]["why_full"], second["tracked"]["base"]) == (why, first["checkpoint"]["id"])
-    is_whole(crckpt, second["checkpoint"]["id"], target)
+    assert_complete(crckpt, second["checkpoint"]["id"], target)
     crckpt.run("rm", first["checkpoint"]["id"])
     crckpt.run("gc")
     return checksum
@@ -159,7 +168,7 @@ def test_process_under_a_debugger(crckpt: Crckpt, target: Target) -> None:
         gdb.kill()
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] == first, "nothing had begun"
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
@@ -175,7 +184,7 @@ def test_stopped_process(crckpt: Crckpt, target: Target) -> None:
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] is not None
     assert state(target.pid) == "T"
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     target.end()
     crckpt.run("restore", "job", "--detach")
     assert state(target.pid) == "T"
@@ -195,7 +204,7 @@ def test_process_in_a_frozen_cgroup(crckpt: Crckpt, target: Target, version: int
     target.write()
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"]
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_process_with_a_full_descriptor_table(crckpt: Crckpt, target: Target) -> None:
@@ -223,7 +232,7 @@ def test_direct_reads_in_flight(crckpt: Crckpt, target: Target) -> None:
         why = result["tracked"]["why_full"]
         assert why.startswith(f"PID {target.pid} has an O_DIRECT descriptor ("), why
         assert why.endswith("crckpt cannot see what the device writes"), why
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 3) == checksum
 
 
@@ -253,7 +262,7 @@ def test_process_with_hugetlb_pages(crckpt: Crckpt, program: Path, tmp_path: Pat
         checksum = target.write()
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] == first
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
         assert crckpt.run("rehearse", "job", "--json").document["result"]["failures"] == []
         assert restore_and_ask(crckpt, target, "job", 1) == checksum
         with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
@@ -341,7 +350,7 @@ def test_write_of_an_outside_process_during_the_dump_is_in_the_next(crckpt: Crck
             dump_incrementally(crckpt, target)
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"]
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 @contextmanager

@@ -100,11 +100,17 @@ def test_running_dump_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
             assert abs(found["late"]) < found["paused"] / 4
 
 
+AT_0X1000, NOT_PRESENT = "ff0f001000f34000", "ffff00000073cf00"
+"""Entries of the local descriptor table, in the order of their bytes."""
+
+
 def test_ldt_segments_are_restored(crckpt: Crckpt) -> None:
-    """Wine uses such segments. The words of one at 0x1000, and of one that is not present, are restored."""
+    """Wine uses such segments.
+
+    Entry 3 has base 0x1000, entry 5 is marked as not present: both come back with the same 8 bytes.
+    """
     with stopped(crckpt, program("kept_state", "segments")) as tree, restored_by(crckpt, "detached") as warnings:
-        present, absent = "ff0f0010", "ffff0000"
-        assert look(tree)["segments"] == ["", "", "", present + "00f34000", "", absent + "0073cf00"]
+        assert look(tree)["segments"] == ["", "", "", AT_0X1000, "", NOT_PRESENT]
         assert warnings == []
 
 
@@ -147,7 +153,10 @@ def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
     ],
 )
 def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str, what: str) -> None:
-    """They are reported before the program is ended, and the program keeps running."""
+    """doctor and a plain dump report the loss.
+
+    `dump --stop` refuses and the program keeps running; with --force it ends.
+    """
     words = ("--tcp", "close") if name == "pending-error" else ()
     with started(program("kept_state", name)) as tree:
         doctor = crckpt.run("doctor", str(tree.pid), status=REFUSED).out

@@ -66,8 +66,8 @@ def test_connection_moves_with_its_tree(crckpt: Crckpt, hosts: Lan, text: str) -
 
 
 @pytest.mark.parametrize("text", [f"10.77.0.100/24@{DEVICE}", f"fd77::100/64@{DEVICE}"], ids=["ipv4", "ipv6"])
-def test_killed_restore_at_the_destination_is_not_noticed(crckpt: Crckpt, hosts: Lan, text: str) -> None:
-    """crckpt is killed while the restored tree waits. The tree runs on at the source, and its client with it."""
+def test_client_does_not_notice_a_killed_restore_at_the_destination(crckpt: Crckpt, hosts: Lan, text: str) -> None:
+    """crckpt is killed while the restored tree waits. The tree at the source goes on answering its client."""
     address = parse_address(text)
     extra = ("nodad",) if address.family == 6 else ()
     hosts.source.run("ip", "address", "add", address.interface, "dev", DEVICE, *extra)
@@ -84,7 +84,7 @@ def test_killed_restore_at_the_destination_is_not_noticed(crckpt: Crckpt, hosts:
                     wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, WITHIN_S, "the hold")
                     assert has_connection(hosts, address)
                     restore.kill()
-                # Before CRIU has ended it.
+                # The address guard ends before CRIU has ended the restored tree.
             assert not has_connection(hosts, address)
             assert hosts.destination.tables() == ""
             talker.wait_for_answers()

@@ -127,16 +127,19 @@ def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
             assert front.wait(WITHIN_S) == 128 + signal.SIGHUP
 
 
-def test_ignored_hang_up_ends_no_program(crckpt: Crckpt) -> None:
+def test_program_keeps_running_if_crckpt_ignores_sighup(crckpt: Crckpt) -> None:
     """This also holds if the init of the namespace gets the signal."""
     with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         with hang_ups_ignored(), foreground(crckpt, IN_NAMESPACE) as front:
             tree.wait_growth(before)
-            for one in (*psutil.Process(front.pid).children(recursive=True)[:2], psutil.Process(front.pid)):
-                one.send_signal(signal.SIGHUP)
+            crckpt_process = psutil.Process(front.pid)
+            init, root = crckpt_process.children(recursive=True)[:2]
+            for process in (init, root, crckpt_process):
+                process.send_signal(signal.SIGHUP)
             front.send_signal(signal.SIGUSR1)
-            wait_for(lambda: tree.facts()[""]["signals"] == ["SIGUSR1"], WITHIN_S, "it to go on, and hear no other")
+            signals_arrived = "the program to get SIGUSR1 and no other signal"
+            wait_for(lambda: tree.facts()[""]["signals"] == ["SIGUSR1"], WITHIN_S, signals_arrived)
 
 
 def test_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:

@@ -248,7 +248,7 @@ def test_named_pipe_with_a_writer(crckpt: Crckpt, who: Who) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "named pipe"])
 def test_packet_pipes_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind: str) -> None:
-    """For a named pipe only the restore would fail."""
+    """Without this check, the dump of a named pipe would succeed, and its restore would fail."""
     with remote() as program:
         ends = "os.pipe()" if kind == "pipe" else "2 * (os.open(workdir / 'fifo', os.O_RDWR),)"
         program.ask(

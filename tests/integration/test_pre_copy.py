@@ -23,9 +23,9 @@ from dump_moments import kill_below, orphans_of, wait_ended
 from incremental import (
     MIB,
     NO_TRACKER,
+    assert_complete,
     dump_incrementally,
     executable,
-    is_whole,
     keeper,
     mounted,
     restore_and_ask,
@@ -80,7 +80,7 @@ def test_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None
     assert (result["tracked"]["rounds"], result["tracked"]["base"]) == (3, None)
     assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW
     assert result["checkpoint"]["parent"] is None
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert list((crckpt.store / "tmp").iterdir()) == [], "the rounds are in the checkpoint"
     after = dump_incrementally(crckpt, target)["tracked"]
     assert (after["base"], after["rounds"]) == (result["checkpoint"]["id"], 0)
@@ -102,7 +102,7 @@ def test_base_of_a_round_can_be_removed(crckpt: Crckpt, target: Target) -> None:
     crckpt.run("rm", first)
     crckpt.run("gc")
     crckpt.run("verify", "--all")
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
@@ -118,7 +118,7 @@ def test_pre_copy_runs_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
         assert (result["tracked"]["base"] is None) == (base is None)
         assert result["tracked"]["written_pages"] <= FEW
         assert all(0 < one["frozen_ms"] < one["ms"] for one in rounds)
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
         assert list((crckpt.store / "tmp").iterdir()) == []
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
@@ -192,7 +192,7 @@ def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Targe
     assert len(result["copying"]["rounds"]) == 1, "the first one fits"
     assert 0 < result["copying"]["foreseen_ms"] < 60_000
     assert result["copying"]["over_budget"] is False
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, m
     target.look()
     assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
     monkeypatch.undo()
-    is_whole(crckpt, dump_incrementally(crckpt, target)["checkpoint"]["id"], target)
+    assert_complete(crckpt, dump_incrementally(crckpt, target)["checkpoint"]["id"], target)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     assert list((crckpt.store / "tmp").iterdir()) == []
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == KILLED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_damaged_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
@@ -328,7 +328,7 @@ def test_damaged_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target) 
     assert error["hint"] == "try again: the next dump of this tree is full"
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == UNCOMMITTED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_pre_dump_without_a_tracker_is_refused(crckpt: Crckpt, target: Target) -> None:
@@ -343,7 +343,7 @@ def test_pre_dump_without_a_tracker_is_refused(crckpt: Crckpt, target: Target) -
     result = crckpt.run(*words).document["result"]
     assert result["copying"]["rounds"] == []
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_tracker_killed_during_the_rounds(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_tracker_killed_during_the_rounds(crckpt: Crckpt, target: Target, tmp_pa
     tracked = result["tracked"]
     assert (tracked["base"], tracked["rounds"], tracked["left_pages"]) == (None, 0, 0)
     assert tracked["why_full"] == ENDED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
@@ -374,7 +374,7 @@ def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> Non
     assert (round_["copied"]["number"], round_["copied"]["pages"] >= PAGES) == (1, True)
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == 1
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_dump_into_another_store_is_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_dump_into_another_store_is_full(crckpt: Crckpt, target: Target, tmp_pat
     result = dump_incrementally(other, target)
     assert result["tracked"]["base"] is None
     assert "was removed or is in another store" in result["tracked"]["why_full"]
-    is_whole(other, result["checkpoint"]["id"], target)
+    assert_complete(other, result["checkpoint"]["id"], target)
 
 
 def test_process_forked_between_rounds(crckpt: Crckpt, target: Target) -> None:
@@ -395,8 +395,8 @@ def test_process_forked_between_rounds(crckpt: Crckpt, target: Target) -> None:
     target.write()
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["written_pages"] < PAGES // 2
-    is_whole(crckpt, result["checkpoint"]["id"], target)
-    is_whole(crckpt, result["checkpoint"]["id"], target, child)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target, child)
 
 
 def test_program_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None:
@@ -404,7 +404,7 @@ def test_program_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None
     target.start_afresh()
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
@@ -415,7 +415,7 @@ def test_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["whole"] == [f"PID {target.pid}: a round copies nothing of a stopped process"]
     assert psutil.Process(target.pid).status() == psutil.STATUS_STOPPED
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     os.kill(target.pid, signal.SIGCONT)
     target.look()
 
@@ -431,7 +431,7 @@ def test_memory_shared_since_a_fork_stays_shared_after_a_round(crckpt: Crckpt, t
     assert max(now - then for now, then in zip(after, before, strict=True)) < MIB
     result = dump_incrementally(crckpt, target)
     for pid in (target.pid, child.pid):
-        is_whole(crckpt, result["checkpoint"]["id"], target, pid)
+        assert_complete(crckpt, result["checkpoint"]["id"], target, pid)
 
 
 def of_its_own(pid: int) -> int:
@@ -452,13 +452,13 @@ def test_memory_unreadable_during_a_round_is_in_the_dump(crckpt: Crckpt, target:
     assert (round_["copied"]["pages"] <= FEW) == is_left
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == 1
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     copied(crckpt, target)
     checksum = target.send_signal(signal.SIGIO)
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == (0 if is_left else 1)
     assert ("does not match what was copied before" in result["tracked"]["why_full"]) == is_left
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
@@ -476,7 +476,7 @@ def test_full_disk_ends_only_the_round(target: Target, tmp_path: Path) -> None:
         (tmp_path / "store/filler").unlink()
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["why_full"] == UNCOMMITTED
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_dump_after_rounds_needs_little_space(target: Target, tmp_path: Path) -> None:
@@ -486,11 +486,11 @@ def test_dump_after_rounds_needs_little_space(target: Target, tmp_path: Path) ->
         words = ("dump", str(target.pid), "job", "--staging", str(tmp_path / "staging"), "--json")
         result = crckpt.run(*words, "--pre-copy").document["result"]
         assert len(result["copying"]["rounds"]) == 1
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
         copied(crckpt, target, "--staging", str(tmp_path / "staging"))
         result = crckpt.run(*words).document["result"]
         assert result["tracked"]["rounds"] == 1
-        is_whole(crckpt, result["checkpoint"]["id"], target)
+        assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 @pytest.mark.parametrize("who", ["crckpt", "CRIU"])
@@ -514,7 +514,7 @@ def test_interrupted_round_makes_the_next_dump_full(crckpt: Crckpt, target: Targ
     if result["tracked"]["rounds"] == 0:
         assert (result["tracked"]["rounds"], result["tracked"]["why_full"]) == (0, UNCOMMITTED)
         assert staged(crckpt.store / "tmp") == []
-    is_whole(crckpt, result["checkpoint"]["id"], target)
+    assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: Path) -> None:

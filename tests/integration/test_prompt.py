@@ -307,7 +307,7 @@ def test_killed_program_leaves_the_terminal_modes(
     assert not re.search(r"-(icanon|echo|isig|opost|icrnl)\b", settings)
 
 
-def test_program_that_may_not_write_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_program_stopped_by_tostop_stops_crckpt_until_fg(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """`stty tostop` stops the program, but neither crckpt nor CRIU."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane, "--talk")
@@ -318,7 +318,7 @@ def test_program_that_may_not_write_in_the_background(crckpt: Crckpt, program: P
     pane.type("stty tostop; bg")
     pane.wait(r"(?s)\$? ?bg.*\n")
     # It prints its counter, is stopped, and crckpt with it.
-    wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "it to be stopped")
+    wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "the program to be stopped")
     pane.type("fg")
     program.wait_running(pane)
     pane.press("C-c")
@@ -339,7 +339,7 @@ def test_program_that_reads_in_the_background(crckpt: Crckpt, program: Program, 
     program.wait_running(pane)
     # It reads, is stopped, and crckpt with it.
     (program.directory / "read").touch()
-    wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "it to be stopped")
+    wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "the program to be stopped")
     pane.type("fg")
     wait_for(lambda: not is_stopped(psutil.Process(pid)), WITHIN_S, "it to go on")
     pane.type("two")

@@ -60,11 +60,12 @@ def test_rehearsal_runs_beside_the_original(crckpt: Crckpt, name: str) -> None:
 
 
 def test_writes_of_the_rehearsal_are_discarded(crckpt: Crckpt) -> None:
-    """Files keep their bytes, times and modes; none comes, none goes; the rehearsed tree sees its own."""
+    """On the host no file is changed, created or removed; the rehearsed tree sees its own changes."""
     with dumped(crckpt, elsewhere("write")) as tree:
         shared = Path("/dev/shm", tree.workdir.name)
         assert not shared.exists()
         before = files(tree.workdir)
+        # The rehearsed program writes held.txt and new.txt and removes kept.txt (tests/programs/elsewhere.py).
         look = f"sh -c 'cat {tree.workdir}/held.txt {tree.workdir}/new.txt {shared}; ls {tree.workdir}'"
         with traceless(crckpt):
             probe = rehearsed(crckpt, "--probe", look)["probe"]

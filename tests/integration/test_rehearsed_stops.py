@@ -113,7 +113,7 @@ def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.
         wait_for(lambda: psutil.Process(tree.pid).status() != psutil.STATUS_TRACING_STOP, WITHIN_S, "the tree to run")
         tree.wait_growth(tree.counters())
         assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
-        # Another one takes away what the kernel does not, and comes to the end.
+        # The next dump removes what the killed dump left behind, and succeeds.
         crckpt.run("dump", str(tree.pid), JOB, *REHEARSED)
 
 

@@ -116,7 +116,7 @@ STOP = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop
 
 
 @STOP
-def test_exec_after_the_dump_began(
+def test_child_that_execs_during_a_dump_is_restored_as_its_new_program(
     crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     criu = ("--criu", str(replacing))

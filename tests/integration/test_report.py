@@ -213,8 +213,8 @@ def test_logs_of_a_killed_crckpt_are_included(secretive: Secretive, tmp_path: Pa
     assert failed == []
 
 
-def test_report_without_root_and_criu(crckpt: Crckpt) -> None:
-    """The report is still made."""
+def test_report_is_made_without_root_or_without_criu(crckpt: Crckpt) -> None:
+    """The report says what is missing."""
     words = (*AS_NOBODY, str(PROGRAM), "report", "--output", "it.tar.gz", "--store", str(crckpt.store))
     subprocess.run(words, env=crckpt.environment, check=True, capture_output=True)
     facts = json.loads(_members(Path("it.tar.gz"))["doctor.json"])["facts"]

@@ -66,7 +66,7 @@ def test_death_by_signal_gives_the_exit_status(
     assert json.loads(out)["result"]["program_status"] == 128 + number
 
 
-def test_ignored_hang_up_ends_no_program(crckpt: Crckpt, tree: Tree) -> None:
+def test_program_keeps_running_if_crckpt_ignores_sighup(crckpt: Crckpt, tree: Tree) -> None:
     before = tree.counters()
     with hang_ups_ignored(), foreground(crckpt) as front:
         tree.wait_growth(before)

@@ -44,7 +44,7 @@ def stop(crckpt: Crckpt, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
-    """CRIU was its parent, and then crckpt: neither is there any more, and it runs."""
+    """The root's parents, first CRIU and then crckpt, have ended. The root still runs."""
     stop(crckpt, mortal)
     result = crckpt.run("restore", JOB, "--detach")
     assert (

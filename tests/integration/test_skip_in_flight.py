@@ -31,7 +31,9 @@ def client(server: Remote) -> Iterator[socket.socket]:
         yield client
 
 
-def test_pending_connection_is_refused_with_the_option(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+def test_refusal_of_a_pending_connection_names_the_option(
+    crckpt: Crckpt, server: Remote, client: socket.socket
+) -> None:
     result = crckpt.run("dump", str(server.pid), JOB, status=REFUSED)
     assert "the program has not yet accepted a TCP connection" in result.err
     assert "--skip-in-flight" in result.err

@@ -65,14 +65,14 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     crckpt = Crckpt(tmp_path_factory.mktemp("sockets") / "store")
     case = program("socket_options", *KINDS)
     with orphans_adopted(), stopped(crckpt, case, "--tcp", "keep") as tree:
-        before, counters = _of(tree), tree.counters()
+        before, counters = read_options(tree), tree.counters()
         unusual = json.loads((tree.workdir / "unusual.json").read_text())
         with restored_by(crckpt, str(request.param)) as warnings:
             tree.wait_growth(counters)
-            return Asked(before, _of(tree), unusual, warnings)
+            return Asked(before, read_options(tree), unusual, warnings)
 
 
-def _of(tree: Tree) -> dict[str, Any]:
+def read_options(tree: Tree) -> dict[str, Any]:
     return {name: facts["options"] for name, facts in tree.facts().items() if name}
 
 
@@ -98,17 +98,17 @@ def test_each_socket_option_has_a_test_value(asked: Asked) -> None:
 
 def test_closed_connections_give_no_warning(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("socket_options", "tcp4-connected", "udp4-bound"), "--tcp", "close") as tree:
-        before, counters = _of(tree), tree.counters()
+        before, counters = read_options(tree), tree.counters()
         result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(counters)
         assert result["warnings"] == []
-        assert _of(tree)["udp4-bound"] == before["udp4-bound"]
+        assert read_options(tree)["udp4-bound"] == before["udp4-bound"]
 
 
-def test_running_dump_records_socket_options(crckpt: Crckpt) -> None:
+def test_options_are_restored_from_a_dump_without_stop(crckpt: Crckpt) -> None:
     with started(program("socket_options", "udp6-member", "udp4-bound")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
-        before = _of(tree)
+        before = read_options(tree)
         tree.end()
         tree.wait_gone()
         reports = list(tree.workdir.glob("status*.json"))
@@ -116,7 +116,7 @@ def test_running_dump_records_socket_options(crckpt: Crckpt) -> None:
             report.unlink()
         crckpt.run("restore", JOB, "--detach")
         wait_for(lambda: all(report.is_symlink() for report in reports), 60, "the program to report again")
-        assert _of(tree) == before
+        assert read_options(tree) == before
 
 
 def test_rehearsal_restores_socket_options_without_warnings(crckpt: Crckpt) -> None:

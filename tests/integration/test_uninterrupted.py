@@ -212,15 +212,16 @@ def test_calls_interrupted_by_an_earlier_stop_continue(
 
 @pytest.mark.parametrize("way", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_end_at_their_timeout(
+def test_calls_time_out_after_a_dump_and_not_early(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
         dumped(crckpt, running, way)
+        # io_getevents is added by "aio", and returns the number of events: none.
         expected = TIMED_OUT | {"io_getevents": 0}
         assert running.wait_over(frozenset(expected)) == expected
-        took = running.took_ms()
-        assert all(took[name] >= TIMEOUT_MS - 1 for name in TIMED_OUT), took
+        durations_ms = running.took_ms()
+        assert all(durations_ms[name] >= TIMEOUT_MS - 1 for name in TIMED_OUT), durations_ms
 
 
 @pytest.mark.parametrize("way", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
@@ -311,10 +312,10 @@ def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
 
 @pytest.mark.parametrize("way", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
-def test_each_eintr_has_its_handler(
+def test_call_returns_eintr_only_after_a_handler_ran(
     crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, way: tuple[str, ...], adopted: None
 ) -> None:
-    """A signal during the call gives one EINTR for each handler."""
+    """ppoll and epoll_pwait return EINTR exactly once for each handler that ran."""
     with waiting(handled, tmp_path / "work", call, count=1) as running:
         for _ in range(3):
             with storm(running.pid):

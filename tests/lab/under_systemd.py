@@ -24,6 +24,7 @@ PROGRAMS = Path(__file__).parent.parent / "programs"
 READY_S = 60.0
 GROWTH_S = 60.0
 NOBODY = 65534
+USAGE, TARGET_GONE, REFUSED = 2, 14, 24
 CRCKPT = Crckpt(Path("/tmp/store"))
 
 
@@ -127,7 +128,7 @@ def test_stopped_unit_is_restored_outside_systemd(started: Callable[[str], Servi
     stopped = counter.counters()
     wait_for(lambda: counter.shows("ActiveState") == "failed", 60, "systemd to see that the unit has ended")
     assert counter.shows("Result") == "signal"
-    assert "it is failed (failed)" in refused(14, "dump", "unit:counter")["message"]
+    assert "it is failed (failed)" in refused(TARGET_GONE, "dump", "unit:counter")["message"]
 
     assert crckpt("restore", "job", "--detach")["pid"] == pid
     counter.goes_on_from(stopped)
@@ -172,7 +173,7 @@ def test_programs_in_a_root_directory_of_the_units_user_are_not_run(started: Cal
 def test_unit_without_a_main_process_is_refused(started: Callable[[str], Service]) -> None:
     """The hint names the cgroup, and that works."""
     forked = started("forked")
-    error = refused(2, "dump", "unit:forked")
+    error = refused(USAGE, "dump", "unit:forked")
     assert error["message"] == "systemd knows no main process of unit forked.service"
     before = forked.counters()
     target = error["hint"].removeprefix("name its cgroup: ")
@@ -184,7 +185,7 @@ def test_unit_that_writes_to_the_journal_is_refused_and_keeps_running(started: C
     """Its stdout is a unix socket connected to journald."""
     chatty = started("chatty")
     before = chatty.counters()
-    message = refused(24, "dump", "unit:chatty")["message"]
+    message = refused(REFUSED, "dump", "unit:chatty")["message"]
     assert "(a unix socket to /run/systemd/journal/stdout) is connected" in message
     chatty.goes_on_from(before)
 
@@ -192,7 +193,7 @@ def test_unit_that_writes_to_the_journal_is_refused_and_keeps_running(started: C
 def test_cgroup_with_several_trees_lists_them(started: Callable[[str], Service]) -> None:
     """The trees are listed; none is chosen."""
     roots = {started("counter").pid, started("isolated").pid}
-    message = refused(2, "dump", "cgroup:/system.slice")["message"]
+    message = refused(USAGE, "dump", "cgroup:/system.slice")["message"]
     assert roots <= {int(word) for word in message.rpartition(":")[2].split(",")}
 
 
@@ -223,13 +224,13 @@ def test_invalid_target_is_refused(target: str, status: int, message: str, hint:
 @pytest.mark.parametrize("target", ["unit:lab", "cgroup:/system.slice/lab.service"])
 def test_own_unit_is_refused(target: str) -> None:
     """crckpt cannot freeze the unit that it runs in."""
-    assert "would freeze itself" in refused(24, "dump", target)["message"]
+    assert "would freeze itself" in refused(REFUSED, "dump", target)["message"]
 
 
 def test_init_is_refused() -> None:
     """Its cgroup is refused, too."""
     assert (
-        refused(24, "dump", "cgroup:/init.scope")["message"]
+        refused(REFUSED, "dump", "cgroup:/init.scope")["message"]
         == "PID 1 is the init process of this system, which cannot be checkpointed"
     )
 
@@ -237,7 +238,7 @@ def test_init_is_refused() -> None:
 def test_empty_cgroup_is_refused() -> None:
     """The group exists, and no process is in it."""
     Path("/sys/fs/cgroup/empty.slice").mkdir()
-    assert refused(14, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"
+    assert refused(TARGET_GONE, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"
 
 
 def test_tracker_outlives_the_unit_that_started_it(started: Callable[[str], Service]) -> None:
@@ -331,7 +332,10 @@ StandardError=null
 @pytest.mark.parametrize("more", ["", "--new-pid-namespace"])
 @pytest.mark.parametrize("kind", ["exec", "forking"])
 def test_program_that_runs_in_another_unit_is_named(started: Callable[[str], Service], kind: str, more: str) -> None:
-    """The message names both units and the job, and does not suggest to start the unit that would end it."""
+    """The hint names the job and the unit that the program runs in.
+
+    It does not suggest to start counter.service, which would end the program.
+    """
     counter = started("counter")
     crckpt("dump", "unit:counter", "counter", "--stop")
     wait_for(lambda: counter.shows("ActiveState") == "failed", READY_S, "systemd to see that the unit has ended")
@@ -349,13 +353,13 @@ def test_program_that_runs_in_another_unit_is_named(started: Callable[[str], Ser
         for target in ("unit:counter-restored", "cgroup:/system.slice/counter-restored.service"):
             assert crckpt("dump", target, "counter")["pid"] == pid
         for job in ((), ("counter",)):
-            assert refused(14, "dump", "unit:counter", *job)["hint"] == hint
-        assert f"as PID {pid}, in counter-restored.service" in refused(24, "restore", "counter")["message"]
+            assert refused(TARGET_GONE, "dump", "unit:counter", *job)["hint"] == hint
+        assert f"as PID {pid}, in counter-restored.service" in refused(REFUSED, "restore", "counter")["message"]
         counter.goes_on_from(counter.counters())
     finally:
         _output("systemctl", "stop", "counter-restored")
         subprocess.run(["systemctl", "reset-failed", "counter-restored"], check=False)
-    assert "crckpt restore counter" in refused(14, "dump", "counter")["hint"]
+    assert "crckpt restore counter" in refused(TARGET_GONE, "dump", "counter")["hint"]
 
 
 def _all_say(workdir: Path) -> int:

@@ -58,8 +58,8 @@ def keeper(crckpt: Crckpt, target: Target) -> dict[str, Any]:
     return found
 
 
-def is_whole(crckpt: Crckpt, checkpoint: str, target: Target, pid: int | None = None) -> None:
-    """The area of the process, which does nothing since the dump, is in the checkpoint as it is in memory."""
+def assert_complete(crckpt: Crckpt, checkpoint: str, target: Target, pid: int | None = None) -> None:
+    """Compare the area in the checkpoint with that in memory, which the process has not changed since the dump."""
     pid = pid or target.pid
     repository = Repository.open(crckpt.store)
     stored = repository.get(CheckpointId(checkpoint))

@@ -161,7 +161,7 @@ def open_pack(backend: Backend, digest: PackId, file: str = "") -> Pack:
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing ({backend.location}/{file})") from None
     if hashlib.sha256(table).hexdigest() != digest:
-        raise IntegrityError(f"{name}: the SHA-256 of its frame table is not its name")
+        raise IntegrityError(f"{name}: the SHA-256 of its frame table differs from its name")
     frames = np.frombuffer(table, FRAME)
     starts = np.concatenate((frames["offset"], [np.uint64(size - FOOTER.size - len(table))]))
     # Without gaps, every byte of the file is under a SHA-256.

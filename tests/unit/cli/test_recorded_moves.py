@@ -174,7 +174,7 @@ def test_rm_keeps_the_rounds_of_a_move(
     assert repository.checkpoints() == (taken,)
 
 
-def test_rm_with_a_damaged_record(
+def test_rm_refuses_only_the_job_whose_move_record_is_damaged(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     other = store(repository, tmp_path, of_pages(7), described("other"))
@@ -208,12 +208,13 @@ def test_rm_asks_about_a_program_stopped_after_a_move(
     assert "has the last state" in command_line.run("rm", "job", status=REFUSED)
 
 
-def test_rm_removes_checkpoints_of_a_running_tree(
+def test_rm_is_allowed_during_a_move_if_the_tree_still_runs(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     with live_root() as root:
         record_move(repository, "source", "committing", checkpoints[1], root=root)
         command_line.run("rm", "job")
+        assert repository.checkpoints() == ()
 
 
 def test_pgrep_may_find_several_processes(command_line: CommandLine) -> None:

@@ -21,32 +21,32 @@ pytestmark = pytest.mark.usefixtures("nothing_else")
 NOWHERE = Path("/nowhere")
 
 
-def why_not(path: Path, memory: Path) -> str:
+def why_not(path: Path, cache_file: Path) -> str:
     """Why the CRIU at `path` is passed over."""
-    found = find.search(path, None, memory, prefix=NOWHERE)
+    found = find.search(path, None, cache_file, prefix=NOWHERE)
     candidate, why = found.rejected[0]
     assert candidate == Candidate(path, "--criu")
     return why
 
 
-def test_missing_criu_is_rejected(tmp_path: Path, memory: Path) -> None:
-    assert why_not(tmp_path / "none", memory) == "it does not exist"
-    assert why_not(script(tmp_path / "file", "") / "criu", memory) == "it does not exist"
+def test_missing_criu_is_rejected(tmp_path: Path, cache_file: Path) -> None:
+    assert why_not(tmp_path / "none", cache_file) == "it does not exist"
+    assert why_not(script(tmp_path / "file", "") / "criu", cache_file) == "it does not exist"
 
 
-def test_non_executable_criu_is_rejected(tmp_path: Path, memory: Path) -> None:
+def test_non_executable_criu_is_rejected(tmp_path: Path, cache_file: Path) -> None:
     (tmp_path / "criu").touch()
-    assert why_not(tmp_path / "criu", memory) == "it is not executable"
-    assert "Permission denied" in why_not(tmp_path, memory)
+    assert why_not(tmp_path / "criu", cache_file) == "it is not executable"
+    assert "Permission denied" in why_not(tmp_path, cache_file)
 
 
-def test_program_that_is_not_criu_is_rejected(tmp_path: Path, memory: Path) -> None:
+def test_program_that_is_not_criu_is_rejected(tmp_path: Path, cache_file: Path) -> None:
     assert "it is not CRIU: its --version says 'x" in why_not(
-        script(tmp_path / "criu", "printf 'x\\377\\nlast words'"), memory
+        script(tmp_path / "criu", "printf 'x\\377\\nlast words'"), cache_file
     )
-    assert "does not start: status 3" in why_not(script(tmp_path / "criu", "exit 3"), memory)
+    assert "does not start: status 3" in why_not(script(tmp_path / "criu", "exit 3"), cache_file)
     (tmp_path / "criu").write_bytes(b"\x7fELF\x02\x01 for some other machine")
-    assert "Exec format error" in why_not(tmp_path / "criu", memory)
+    assert "Exec format error" in why_not(tmp_path / "criu", cache_file)
 
 
 def test_error_lists_why_each_candidate_was_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,29 +70,30 @@ def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     return known.criu.path
 
 
-def test_working_criu_is_found_and_cached(working: Path, memory: Path, tmp_path: Path) -> None:
+def test_working_criu_is_found_and_cached(working: Path, cache_file: Path, tmp_path: Path) -> None:
+    """The search leaves no child process and no open descriptor; a replaced file is not taken from the cache."""
     link = tmp_path / "criu"
     link.symlink_to(working)
     before = children(), descriptors()
-    found = find.search(link, None, memory).criu
+    found = find.search(link, None, cache_file).criu
     assert found is not None
     assert (found.path, found.origin) == (link, "--criu")
     assert (children(), descriptors()) == before
-    assert recall(link, memory) == CriuFacts(found.version, found.digest, found.locks_by_nftables)
+    assert recall(link, cache_file) == CriuFacts(found.version, found.digest, found.locks_by_nftables)
     assert read_criu_version(link) == found.version
     link.unlink()
     shutil.copy(working, link)
     os.utime(link, (1, 1))
-    assert recall(link, memory) is None, "another file is another CRIU"
+    assert recall(link, cache_file) is None, "the file was replaced"
 
 
-def test_cache_entries_of_existing_files_are_kept(working: Path, memory: Path) -> None:
-    memory.parent.mkdir()
-    other = str(memory.parent)
-    memory.write_text(json.dumps({other: {"version": "1"}, f"{other}/gone": {"version": "1"}}))
-    found = find.search(working, None, memory).criu
+def test_cache_entries_of_existing_files_are_kept(working: Path, cache_file: Path) -> None:
+    cache_file.parent.mkdir()
+    other = str(cache_file.parent)
+    cache_file.write_text(json.dumps({other: {"version": "1"}, f"{other}/gone": {"version": "1"}}))
+    found = find.search(working, None, cache_file).criu
     assert found is not None
-    assert json.loads(memory.read_text()).keys() == {other, str(working)}
+    assert json.loads(cache_file.read_text()).keys() == {other, str(working)}
 
 
 def test_unwritable_cache_is_ignored(working: Path, tmp_path: Path) -> None:

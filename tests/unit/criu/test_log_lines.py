@@ -61,13 +61,13 @@ def test_log_of_only_complaints_is_limited() -> None:
     assert found[0].text == "Error (criu/a.c:1): 0"
 
 
-def test_line_knows_its_position() -> None:
+def test_line_at_a_position_has_its_begin_and_end() -> None:
     log = "first\nsecond\nthird"
     assert [line_at(log, at, 0) for at in (0, 5)] == [Line("first", 0, 5)] * 2
     assert line_at(log, 6, 0) == line_at(log, 11, 0) == Line("second", 6, 12)
     assert line_at(log, len(log), 0).text == "third"
-    # Not what was looked at already.
-    assert line_at(log, 9, 8).text == "cond"
+    # The caller has already read what is before `earliest`.
+    assert line_at(log, 9, earliest=8).text == "cond"
 
 
 def test_consequences_of_an_unknown_complaint_are_kept() -> None:

@@ -39,5 +39,5 @@ def test_zombie_has_no_credentials() -> None:
         (replace(PLAIN, confined=False), ["programs with more rights (no_new_privs)"]),
     ],
 )
-def test_additional_rights_are_listed(saved: Rights, excess: list[str]) -> None:
+def test_rights_that_the_thread_did_not_have_are_listed(saved: Rights, excess: list[str]) -> None:
     assert list(excess_rights(saved, PLAIN)) == excess

@@ -87,8 +87,8 @@ def test_zombie_has_no_memory(tree: ImageTree) -> None:
     assert own_memory(replace(tree, processes=(replace(tree.root, memory=None),))) == {}
 
 
-def test_real_process_has_its_heap(tree: ImageTree) -> None:
-    """The process has no children, which would share all of it."""
+def test_heap_is_filled_by_crckpt_only_without_children(tree: ImageTree) -> None:
+    """Children would share the whole heap."""
     (ranges,) = own_memory(replace(tree, processes=(tree.root,))).values()
     assert tree.root.memory is not None
     assert any(each.start == vma.start for each in ranges for vma in tree.root.memory.vmas if vma.kind == "heap")

@@ -39,7 +39,7 @@ def test_open_terminal_becomes_a_file() -> None:
     assert spare.path == f"/{NO_INPUT}"
 
 
-def test_standard_input_becomes_another_file() -> None:
+def test_terminal_as_standard_input_gets_a_file_of_its_own() -> None:
     entries = (
         encode(((1, VARINT, number), (2, VARINT, 1), (3, VARINT, 11), (4, VARINT, fd)))
         for number, fd in ((5, 0), (5, 1), (6, 2))

@@ -15,7 +15,7 @@ def test_every_image_is_written_back_unchanged(images: dict[str, bytes]) -> None
     assert {name: write_image(read_image(data, name)) for name, data in images.items()} == images
 
 
-def test_executable_and_directories(tree: ImageTree) -> None:
+def test_executable_and_directories_of_the_root_process_are_read(tree: ImageTree) -> None:
     assert tree.root.exe is not None
     assert tree.root.exe.title.startswith("/usr/bin/python3")
     assert tree.root.cwd is not None

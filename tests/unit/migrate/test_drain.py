@@ -124,6 +124,7 @@ def test_answering_host_is_tried_again(repository: Repository, jobs: tuple[Runni
 
 
 def test_ended_program_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    # Another start time: the PID belongs to another process now.
     ended = replace(jobs[0], root=replace(jobs[0].root, start=jobs[0].root.start - 1))
     (found,) = move(repository, (ended,), DONE).outcomes
     assert found.outcome == "ended"

@@ -146,7 +146,7 @@ child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
 """
 
 
-def test_subtree_moves_with_its_tree(stored: Store) -> None:
+def test_job_of_a_subtree_is_not_moved_separately(stored: Store) -> None:
     with program(PARENT) as process:
         (child,) = proc.children(process.pid)
         stored.record("part", child)

@@ -57,7 +57,7 @@ def test_ended_or_unobserved_processes_have_no_names(seen: Observed, listening: 
     assert _path(seen, listening.fileno(), os.getppid()) == ""
 
 
-def test_other_files_are_named_by_their_link(seen: Observed) -> None:
+def test_pipe_is_named_by_its_link_in_proc_fd(seen: Observed) -> None:
     reads, writes = os.pipe()
     try:
         assert _path(seen, reads).startswith("pipe:[")

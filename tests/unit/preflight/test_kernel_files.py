@@ -127,8 +127,8 @@ def test_process_with_more_rights_than_its_user_does_not_keep_its_memory(
     assert judge(KernelFile(PROC, f"/proc/{pid}/fdinfo", READS, stat.S_IFDIR | 0o555))
 
 
-def test_process_that_its_user_may_not_trace_does_not_keep_its_memory() -> None:
-    judge = make_judge(OWN, {OWN: USER}, {OWN}, range(3), {})
+def test_process_that_its_user_may_not_trace_loses_its_open_proc_mem() -> None:
+    judge = make_judge(pid=OWN, rights={OWN: USER}, undumpable={OWN}, capabilities=range(3), parents={})
     assert judge is not None
     assert not judge(KernelFile(PROC, f"/proc/{OWN}/mem", os.O_RDWR, stat.S_IFREG | 0o600))
 

@@ -166,14 +166,14 @@ def test_others_commit_while_one_waits_for_its_tree(tmp_path: Path) -> None:
     assert repository.resolve("other") == meanwhile[0]
 
 
-def test_process_stopped_while_committing_does_not_block_forever(tmp_path: Path) -> None:
-    other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+def test_lock_that_is_never_released_is_waited_for_only_until_the_timeout(tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(other, fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX)
         with turn_taken(tmp_path, timeout=0.05):
             pass
     finally:
-        os.close(other)
+        os.close(held)
 
 
 def _listed(repository: Repository, *words: str) -> str:

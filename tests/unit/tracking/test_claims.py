@@ -11,9 +11,15 @@ from crckpt.tracking.tracker import Claims
 
 def test_claim_does_not_cover_a_reused_pid(claims: Path) -> None:
     earlier, later = (Identity("", 4194303, start) for start in (1 << 40, (1 << 40) + 1))
-    with closing(Claims(claims)) as one, closing(Claims(claims)) as other:
-        assert one.claim(earlier)
-        assert not other.claim(earlier)
-        assert other.claim(later)
-        one.give_up(earlier)
-        assert other.claim(earlier)
+    with closing(Claims(claims)) as first_claims, closing(Claims(claims)) as second_claims:
+        assert first_claims.claim(earlier)
+        assert not second_claims.claim(earlier)
+        assert second_claims.claim(later)
+
+
+def test_claim_that_was_given_up_is_free(claims: Path) -> None:
+    process = Identity("", 4194303, 1 << 40)
+    with closing(Claims(claims)) as first_claims, closing(Claims(claims)) as second_claims:
+        assert first_claims.claim(process)
+        first_claims.give_up(process)
+        assert second_claims.claim(process)

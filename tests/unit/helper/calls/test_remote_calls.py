@@ -36,19 +36,19 @@ def test_process_with_a_reused_pid_is_not_entered() -> None:
 
 @needs_root
 def test_blocked_helper_is_abandoned_after_a_limit() -> None:
-    """The memory of a process may be on a file system of the program: then not even SIGKILL ends the helper."""
+    """A helper can block on a FUSE file system that the program serves. SIGSTOP stands for that here."""
     with (
         smaller_bounds(remote_calls, _PATIENCE_S=1.0),
         running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process,
         ThreadPoolExecutor(1) as pool,
     ):
-        entered = pool.submit(carry_out, [Order(process.pid, process.pid, "ask")] * 50)
-        while not (found := _helpers()):
-            assert not entered.done()
-        (helper,) = found
+        pending = pool.submit(carry_out, [Order(process.pid, process.pid, "ask")] * 50)
+        while not (helpers := _helpers()):
+            assert not pending.done()
+        (helper,) = helpers
         os.kill(helper, signal.SIGSTOP)
         try:
-            answers = entered.result(20)
+            answers = pending.result(20)
         finally:
             os.kill(helper, signal.SIGCONT)
             os.waitpid(helper, 0)

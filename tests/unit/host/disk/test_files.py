@@ -69,12 +69,13 @@ except Interrupted:
     assert result.stdout == "False\n"
 
 
-def test_file_is_moved_durably(tmp_path: Path) -> None:
+def test_file_is_moved_to_another_directory(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "below").mkdir()
     (tmp_path / "below").chmod(0o700)
     files.move_durably(tmp_path / "a", tmp_path / "below/b", "test")
     assert names(tmp_path / "below") == ["b"]
+    assert names(tmp_path) == ["below"]
 
 
 def test_is_named_checks_existence_without_following(log: Path, tmp_path: Path) -> None:

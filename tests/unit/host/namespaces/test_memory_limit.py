@@ -86,7 +86,7 @@ def test_group_of_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> 
         wait_until_removed(left)
 
 
-def test_group_of_a_dead_process_from_another_group_is_removed(group: memory_limit.MemoryGroup) -> None:
+def test_nested_group_left_by_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path / "crckpt-rehearsal-left"
     left.mkdir()
     with memory_limit.limited(LIMIT, (group.path.parent,)):

@@ -115,7 +115,7 @@ def test_epoll_that_stops_watching_during_the_check() -> None:
         assert find_lost(without, {}) == ()
 
 
-def test_epoll_that_another_process_would_create() -> None:
+def test_epoll_is_lost_if_the_process_that_creates_it_lacks_the_watched_file() -> None:
     """This is the process with the lowest PID; the numbers are those of the first process with the file."""
     with own_descriptors(), select.epoll() as epoll:
         watched, other = os.eventfd(0), os.eventfd(0)

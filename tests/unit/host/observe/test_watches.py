@@ -44,7 +44,7 @@ def test_file_reachable_by_handle_is_not_lost(inotify: int, tmp_path: Path) -> N
     assert find_lost_watches([held(inotify)]) == ()
 
 
-def test_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None:
+def test_watch_with_a_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None:
     """After a restart, a file system with generated handles does not know old ones."""
     place = tmp_path / "place"
     place.mkdir()

@@ -73,5 +73,5 @@ def test_own_output_is_ignored(file: Path) -> None:
         assert find_writers([str(file)])[str(file)].pid == os.getpid()
 
 
-def test_no_files_need_no_search(file: Path) -> None:
+def test_no_writers_are_found_for_no_files_or_an_unopened_file(file: Path) -> None:
     assert (find_writers([]), find_writers([str(file)])) == ({}, {})

@@ -26,7 +26,7 @@ def test_soft_dirty_trial_is_repeatable(trial: Callable[[], bool]) -> None:
     assert mappings() <= before[1] + 1
 
 
-def test_write_protection_works_or_explains_why_not() -> None:
+def test_write_protection_trial_is_repeatable_and_leaves_no_descriptor() -> None:
     before = len(descriptors())
     try:
         works = [memory_trials.tracks_by_write_protection() for _ in range(20)]

@@ -107,8 +107,10 @@ def test_file_that_cannot_be_examined_is_reported(
 
 
 def test_unexamined_files_are_counted(asked: MoveQuestions) -> None:
-    judged = _judge(asked, problem="unasked", state=None)
-    warnings = [str(found) for found in judged.warnings]
+    """After a file system that does not answer, its other files are not looked at."""
+    questions = asked
+    judged = _judge(questions, problem="unasked", state=None)
+    warnings = [str(warning) for warning in judged.warnings]
     assert "crckpt did not look for 1 more files, because of that file system" in warnings
 
 

@@ -109,7 +109,7 @@ def test_second_transfer_sends_only_new_packs(move: Move, tmp_path: Path) -> Non
     second = store(move.source, tmp_path, of_pages(*range(1, 505)))
     new = set(digests(second)) - set(digests(first))
     assert move.send(first, second) == sum(pack_path(move.source, digest).stat().st_size for digest in new) > 0
-    # Of another move, too: what is there is found in the store.
+    # A later move sends nothing either: the destination's store already has these packs.
     with connected() as (here, there):
         again = Move(move.source, move.destination, here, there, Receiver(move.destination, tmp_path))
         assert again.send(first, second) == 0
@@ -155,7 +155,7 @@ def test_aborted_transfer_leaves_nothing(move: Move) -> None:
     assert nothing_is_left(move.destination)
 
 
-def test_many_packs_are_sent_at_once(move: Move, tmp_path: Path) -> None:
+def test_many_packs_of_one_transfer_arrive_unchanged(move: Move, tmp_path: Path) -> None:
     made = [store(move.source, tmp_path, of_pages(*range(number * 100, number * 100 + 70))) for number in range(12)]
     assert len(packs(move.source)) >= 12
     move.send(*made)
@@ -312,7 +312,7 @@ def test_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> No
         move.here.send(PackMessage(0, DIGEST, len(content)))
         move.here.send_data(0, content)
         move.here.send(Sent())
-        assert "its frame table is not its name" in move.here.receive(Failed).message
+        assert "the SHA-256 of its frame table differs from its name" in move.here.receive(Failed).message
     assert nothing_is_left(move.destination)
 
 

@@ -76,7 +76,7 @@ def test_checkpoint_is_described_as_requested(target: DumpTarget) -> None:
     assert json.loads(new.details) == {"schema": 1, "closed_pipes": [closed_pipe(target)]}
 
 
-def test_process_has_the_pid_of_its_namespace(target: DumpTarget) -> None:
+def test_pid_inside_the_namespace_is_recorded(target: DumpTarget) -> None:
     """CRIU's images contain the same PID."""
     root = replace(target.observed.tree.root, ns_pids=(target.pid, 7))
     observed = replace(target.observed, tree=replace(target.observed.tree, root=root, processes=(root,)))

@@ -60,7 +60,9 @@ def prediction(root: proc.Process, repository: Repository, keeper: Keeper) -> Li
     return found
 
 
-def test_untracked_tree_has_no_base(root: proc.Process, repository: Repository) -> None:
+def test_untracked_tree_has_a_lineage_only_if_incremental_is_requested(
+    root: proc.Process, repository: Repository
+) -> None:
     assert predicted(root, repository, wanted=False) is None
     assert predicted(root, repository, wanted=None) is None
     summary = predicted(root, repository, wanted=True)

@@ -56,7 +56,7 @@ def test_pages_left_to_a_round_are_those_it_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["1", "maps-1"])
-def test_incomplete_rounds_are_no_base(tmp_path: Path, name: str) -> None:
+def test_round_with_a_missing_directory_is_refused_as_base(tmp_path: Path, name: str) -> None:
     last = first_round(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
     with pytest.raises(StoreUnusable, match="are no longer in"):

@@ -109,13 +109,13 @@ def _expected() -> dict[int, PageChanges]:
 
 
 def test_every_changed_page_is_counted(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+    """Of each changed page both versions are read; no other page is read."""
     repository, before, after, _ = stored
     found, read = _compared(repository, before, after)
     expected = _expected()
     assert found == expected
     total = sum(expected.values(), PageChanges())
     assert min(total.changed, total.new, total.gone) > 50
-    # Of each page that changed, both; of no other.
     assert 0 < read <= 2 * total.changed
 
 

@@ -37,7 +37,8 @@ def test_named_terminal_is_outside_with_its_session(target: str) -> None:
 
 
 @pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx", "/mnt/pts/ptmx"])
-def test_terminal_with_its_master_inside(master: str) -> None:
+def test_terminal_whose_master_is_in_the_tree_needs_no_shell_job(master: str) -> None:
+    """The index tells which terminal a master belongs to."""
     master_side = replace(TERMINAL, fd=4, target=master, device=os.makedev(5, 2))
     inside = replace(master_side, info="pos:\t0\nflags:\t02\ntty-index:\t3\n")
     assert not plan(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job

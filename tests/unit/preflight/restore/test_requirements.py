@@ -80,8 +80,8 @@ def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
     assert blockers.startswith("cpu: this CPU lacks amx_tile, avx512f: ")
 
 
-def test_kernel_cpu_flags_are_no_instructions(tree: ImageTree) -> None:
-    """They differ between kernel versions and options on the same machine."""
+def test_restore_does_not_need_cpu_flags_set_by_the_kernel(tree: ImageTree) -> None:
+    """The flags differ between kernel versions and options on the same machine."""
     assert (
         find_needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk"))
         == frozenset()

@@ -182,7 +182,7 @@ def test_concurrent_creation_makes_one_store(tmp_path: Path) -> None:
     assert [process.returncode for process in both] == [0, 0, 0]
 
 
-def test_store_is_imported_quickly() -> None:
+def test_import_of_store_loads_no_large_modules() -> None:
     program = (
         "import sys, crckpt.store; print(*{'numpy', 'zstandard', 'cryptography', '_cffi_backend'} & set(sys.modules))"
     )

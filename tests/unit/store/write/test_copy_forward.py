@@ -156,7 +156,7 @@ def test_images_that_change_while_stored_are_an_error(tmp_path: Path) -> None:
     assert len(repository.checkpoints()) == 1
 
 
-def test_pages_shared_by_several_objects_are_copied_once(tmp_path: Path) -> None:
+def test_equal_pages_of_two_processes_are_copied_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 101))]}))
     shared = ImageSet(

@@ -80,7 +80,7 @@ def test_socket_of_a_killed_tracker_is_removed_after_its_tree(root: proc.Process
     assert not was_killed(before)
 
 
-def test_running_tracker_is_not_forgotten(root: proc.Process) -> None:
+def test_socket_of_a_tracker_that_does_not_answer_is_kept(root: proc.Process) -> None:
     with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         before = descriptors()
         assert [type(found) for found in keepers(root.pid)] == [HelperSilent]
