@@ -172,8 +172,8 @@ def test_log_with_two_appending_writers_is_cut_back(crckpt: Crckpt) -> None:
         assert _is_consecutive(log, "twin")
 
 
-def test_log_truncated_under_one_of_two_writers(crckpt: Crckpt, tmp_path: Path) -> None:
-    """The position of the program that has written nothing since is after the end: it does not show the size."""
+def test_log_truncated_under_one_of_two_writers_is_restored(crckpt: Crckpt, tmp_path: Path) -> None:
+    """The position of the writer that wrote nothing after the truncation is past the end of the file."""
     log = tmp_path / "log"
     os.mkfifo(tmp_path / "fifo")
     words = ["sh", "-c", "exec 3>>log 4>>log; printf %01000d 0 >&3; : >log; echo line >&4; read never <>fifo"]

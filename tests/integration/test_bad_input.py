@@ -35,8 +35,8 @@ def test_unknown_pid_is_refused(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", "pid:12", names=("'pid:12' is not a valid target",), both=False)
 
 
-def test_negative_pid_is_not_an_option(crckpt: Crckpt) -> None:
-    """The shell's way to name a group is refused too."""
+def test_negative_pid_is_refused(crckpt: Crckpt) -> None:
+    """A shell would take `-5` for a process group."""
     _refused(crckpt, USAGE, "dump", "--", "-5", names=("'-5' is not a PID",))
 
 
@@ -274,8 +274,8 @@ def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
         _refused(crckpt, UNKNOWN, "show", ref, names=("there is no ",), both=False)
 
 
-def test_commands_without_root(crckpt: Crckpt) -> None:
-    """Dump and restore need root and say so; the store is then the user's own, and reading it needs no root."""
+def test_dump_and_restore_need_root_and_list_does_not(crckpt: Crckpt) -> None:
+    """The error of dump and restore says so. `list` reads the user's own store."""
     # A user namespace makes us nobody without taking away what the owner may read: the checkout may lie in /root.
     nobody = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", str(PROGRAM))
     with started(COUNTER) as tree:

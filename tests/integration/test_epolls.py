@@ -115,7 +115,7 @@ def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -
         assert program.ask("os.write(end, b'x'); answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
 
 
-def test_epoll_on_a_pipe_to_the_outside_with_output_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_epoll_on_a_pipe_to_the_outside_is_restored_with_output_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
     """The file gets every byte."""
     report = tmp_path / "report"
     with watched_output(crckpt) as program, report.open("wb") as output, (tmp_path / "err").open("wb") as err:
@@ -134,7 +134,7 @@ def test_epoll_on_a_pipe_to_the_outside_can_be_rehearsed(crckpt: Crckpt) -> None
         pass
 
 
-def test_epoll_on_a_terminal_needs_a_terminal(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_restore_of_an_epoll_on_a_terminal_needs_a_new_terminal(crckpt: Crckpt, tmp_path: Path) -> None:
     master, slave = os.openpty()
     with remote(slave) as program:
         program.ask(f"import os, select; poll = select.epoll(); end = {slave}; poll.register(end, select.EPOLLIN)")

@@ -100,7 +100,9 @@ def is_awaited(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_crckpt_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_crckpt_killed_in_the_gate_leaves_the_tree_running(
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+) -> None:
     with waiting(crckpt, target, tmp_path, way) as (process, criu):
         wait_ended(orphans_of(process))
         checksum = target.look()
@@ -115,7 +117,9 @@ def test_crckpt_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Pat
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_crckpt_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_crckpt_interrupted_in_the_gate_makes_the_next_dump_full(
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+) -> None:
     with waiting(crckpt, target, tmp_path, way) as (process, criu):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
@@ -129,7 +133,9 @@ def test_crckpt_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_crckpt_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_tree_continues_while_crckpt_is_stopped_in_the_gate(
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+) -> None:
     """crckpt may be stopped by SIGSTOP or a frozen control group: the tree does not wait for it."""
     with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="2") as (process, criu):
         wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")

@@ -20,7 +20,7 @@ def find_imports(crckpt: Crckpt, *words: str) -> set[str]:
     return set(IMPORTED.findall(reporting.run(*words).err))
 
 
-def test_dumps_and_restores_import_neither(crckpt: Crckpt) -> None:
+def test_dump_restore_and_show_import_no_slow_module(crckpt: Crckpt) -> None:
     with started(next(case for case in CASES if case.name == "threads")) as tree:
         pid = str(tree.pid)
         first = find_imports(crckpt, "dump", pid, "job")

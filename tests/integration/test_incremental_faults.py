@@ -80,7 +80,9 @@ def refused(crckpt: Crckpt, pid: int, status: int, *words: str) -> str:
     return str(result.document["error"]["message"])
 
 
-def test_criu_killed_between_reset_and_commit(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_criu_killed_between_reset_and_commit_makes_the_next_dump_full(
+    crckpt: Crckpt, target: Target, tmp_path: Path
+) -> None:
     is_to_kill = tmp_path / "kill"
     script = f'[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || [ ! -e {is_to_kill} ] || kill -9 $PPID'
     criu = wrapper(
@@ -99,7 +101,7 @@ def test_criu_killed_between_reset_and_commit(crckpt: Crckpt, target: Target, tm
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
-def test_disk_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_disk_full_while_criu_writes_makes_the_next_dump_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     staging, full = tmp_path / "staging", tmp_path / "full"
     criu = wrapper(
         tmp_path, f'[ ! -e {full} ] || [ "$1" != dump ] || dd if=/dev/zero of={staging}/filler bs=4k 2>/dev/null'
@@ -132,16 +134,16 @@ def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST) -> str:
 
 
 @pytest.mark.parametrize("target", ["seccomp"], indirect=True)
-def test_seccomp_filter_that_kills_on_injection(crckpt: Crckpt, target: Target) -> None:
+def test_process_with_a_killing_seccomp_filter_is_dumped_incrementally(crckpt: Crckpt, target: Target) -> None:
     """The filter kills the process at the injected call."""
     checksum = is_incremental(crckpt, target)
-    assert target.look() == checksum, "it lives"
+    assert target.look() == checksum, "the process lives"
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
     assert "\nSeccomp:\t2\n" in Path(f"/proc/{target.pid}/status").read_text()
 
 
 @pytest.mark.parametrize("target", ["userfaultfd"], indirect=True)
-def test_process_with_its_own_userfaultfd(crckpt: Crckpt, target: Target) -> None:
+def test_process_with_its_own_userfaultfd_is_refused(crckpt: Crckpt, target: Target) -> None:
     """No CRIU saves a userfaultfd."""
     checksum = target.look()
     why = "fd 3 is a device or special file that CRIU cannot save: anon anon_inode:[userfaultfd]"
@@ -154,7 +156,7 @@ def test_process_with_its_own_userfaultfd(crckpt: Crckpt, target: Target) -> Non
         assert memory.read(8) == b"\1" * 8
 
 
-def test_process_under_a_debugger(crckpt: Crckpt, target: Target) -> None:
+def test_process_under_a_debugger_is_refused_and_stays_tracked(crckpt: Crckpt, target: Target) -> None:
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -167,17 +169,17 @@ def test_process_under_a_debugger(crckpt: Crckpt, target: Target) -> None:
         assert message == f"{traced}, and only one process can trace at a time"
         gdb.kill()
     result = dump_incrementally(crckpt, target)
-    assert result["tracked"]["base"] == first, "nothing had begun"
+    assert result["tracked"]["base"] == first, "the refused dump had not begun"
     assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
-def test_stopped_process(crckpt: Crckpt, target: Target) -> None:
+def test_stopped_process_is_tracked_and_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     os.kill(target.pid, signal.SIGSTOP)
     wait_for(lambda: state(target.pid) == "T", "the stop")
-    # The keeper is there; and one that comes only now.
+    # First with a running tracker, then with one that starts while the process is stopped.
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == first
     crckpt.run("ps", "--end", str(target.pid))
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED_ON_REQUEST
@@ -193,7 +195,7 @@ def test_stopped_process(crckpt: Crckpt, target: Target) -> None:
 
 
 @pytest.mark.parametrize("version", FREEZERS)
-def test_process_in_a_frozen_cgroup(crckpt: Crckpt, target: Target, version: int) -> None:
+def test_process_in_a_frozen_cgroup_is_refused_and_stays_tracked(crckpt: Crckpt, target: Target, version: int) -> None:
     dump_incrementally(crckpt, target)
     freezer = FREEZERS[version]
     with frozen(target.pid, version) as group:
@@ -207,8 +209,8 @@ def test_process_in_a_frozen_cgroup(crckpt: Crckpt, target: Target, version: int
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_process_with_a_full_descriptor_table(crckpt: Crckpt, target: Target) -> None:
-    """CRIU needs a free descriptor, too.
+def test_process_with_a_full_descriptor_table_keeps_running_after_a_failed_dump(crckpt: Crckpt, target: Target) -> None:
+    """CRIU needs a free descriptor in the process, as crckpt does.
 
     Only the injection reports this (test_userfaultfd.py): write protection enters the process; with soft-dirty bits the
     process is tracked, and the dump fails.
@@ -224,7 +226,7 @@ def test_process_with_a_full_descriptor_table(crckpt: Crckpt, target: Target) ->
 
 
 @pytest.mark.parametrize("target", ["direct"], indirect=True)
-def test_direct_reads_in_flight(crckpt: Crckpt, target: Target) -> None:
+def test_process_that_reads_with_o_direct_is_dumped_in_full(crckpt: Crckpt, target: Target) -> None:
     for _ in range(3):
         checksum = target.write()
         result = dump_incrementally(crckpt, target)
@@ -252,7 +254,7 @@ def huge_pages(count: int) -> Iterator[None]:
             setting.write_text(str(before))
 
 
-def test_process_with_hugetlb_pages(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
+def test_hugetlb_pages_are_restored_from_an_incremental_dump(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
     with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
         (held,) = map(int, (target.work / "odd").read_text().split())
         first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -271,8 +273,8 @@ def test_process_with_hugetlb_pages(crckpt: Crckpt, program: Path, tmp_path: Pat
         assert list((crckpt.store / "tmp").iterdir()) == []
 
 
-def test_hugetlb_pages_with_lost_bits(program: Path, tmp_path: Path) -> None:
-    """An old CRIU believes the bits, and they say nothing of huge pages: such a process is dumped whole."""
+def test_process_whose_hugetlb_pages_an_old_criu_misses_is_not_tracked(program: Path, tmp_path: Path) -> None:
+    """An old CRIU trusts the soft-dirty bits, which do not cover huge pages: such a process is dumped in full."""
     with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
         held = SoftDirty(misses_huge=True).attach((target.pid, os.getpid()))
         assert "a CRIU before 3.18 misses" in str(held[target.pid])
@@ -288,7 +290,9 @@ def every_free_huge_page() -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
 
 
-def test_hugetlb_pages_taken_by_another_process(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
+def test_missing_free_hugetlb_pages_fail_the_dump_and_refuse_the_restore(
+    crckpt: Crckpt, program: Path, tmp_path: Path
+) -> None:
     with huge_pages(2), odd(program, tmp_path / "work", "hugetlb") as target:
         checksum = target.look()
         with every_free_huge_page():
@@ -307,7 +311,7 @@ def test_hugetlb_pages_taken_by_another_process(crckpt: Crckpt, program: Path, t
         assert target.look() == checksum
 
 
-def test_no_space_for_hugetlb_files(program: Path, tmp_path: Path) -> None:
+def test_missing_space_for_hugetlb_files_refuses_the_restore(program: Path, tmp_path: Path) -> None:
     with (
         huge_pages(4),
         mounted(tmp_path / "store", 128 * MIB) as crckpt,
@@ -328,7 +332,7 @@ def test_no_space_for_hugetlb_files(program: Path, tmp_path: Path) -> None:
         assert target.look() == checksum
 
 
-def test_process_in_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_process_in_uninterruptible_sleep_is_refused_and_left_alone(crckpt: Crckpt, tmp_path: Path) -> None:
     program = compile_program("entered.c", tmp_path, "-pthread")
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
@@ -338,7 +342,7 @@ def test_process_in_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> Non
         assert state(process.pid) == "D"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
-        assert process.wait() == 0, "it lives on"
+        assert process.wait() == 0, "the process lives on"
 
 
 def test_write_of_an_outside_process_during_the_dump_is_in_the_next(crckpt: Crckpt, target: Target) -> None:
@@ -375,7 +379,7 @@ def written_from_outside(target: Target) -> Iterator[None]:
         writer.join()
 
 
-def test_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_32_bit_program_is_dumped_incrementally_and_restored(crckpt: Crckpt, tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
         program = compile_program("counts_32.c", tmp_path, *flags)

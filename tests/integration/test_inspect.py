@@ -212,7 +212,7 @@ def test_sections_can_be_shown_alone_or_together(looked: Looked) -> None:
     assert set(together) == usual | {"ps", "files", "sockets", "maps", "env", "strings"}
 
 
-def test_diff_of_processes_threads_and_descriptors(looked: Looked) -> None:
+def test_diff_lists_added_and_removed_processes_threads_and_descriptors(looked: Looked) -> None:
     """Added and removed objects are listed by name."""
     result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
     assert set(result) == {"first", "second", "come", "gone", "changed", "pages"}
@@ -234,8 +234,8 @@ def test_diff_of_processes_threads_and_descriptors(looked: Looked) -> None:
     assert [socket["local"] for socket in closed["sockets"]] == [str(looked.workdir / "listen.sock")]
 
 
-def test_diff_of_memory(looked: Looked) -> None:
-    """Pages changed, new and gone of each map, to the page; those written with the same bytes are none."""
+def test_diff_counts_changed_new_and_removed_pages_of_each_map(looked: Looked) -> None:
+    """A page that was written with the same bytes does not count as changed."""
     result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
     (change,) = result["changed"]
     maps = {found["start"]: (found["state"], *found["pages"].values()) for found in change["maps"]}
@@ -254,7 +254,7 @@ def test_diff_of_memory(looked: Looked) -> None:
     assert "\nmemory: " in output
 
 
-def test_diff_reversed_and_with_itself(looked: Looked) -> None:
+def test_diff_reversed_swaps_added_and_removed(looked: Looked) -> None:
     """Added becomes removed, and a checkpoint does not differ from itself."""
     there, back = (
         looked.crckpt.run("diff", *refs, "--json").document["result"] for refs in (("job~1", "job"), ("job", "job~1"))
@@ -265,7 +265,7 @@ def test_diff_reversed_and_with_itself(looked: Looked) -> None:
     assert looked.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
 
 
-def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
+def test_diff_lists_another_program_under_the_same_pid_as_removed_and_added(tmp_path: Path) -> None:
     """One process was removed and one was added: their memory is not compared."""
     crckpt = Crckpt(tmp_path / "store")
     fifo = tmp_path / "fifo"
@@ -291,8 +291,8 @@ def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
     assert result["changed"] == []
 
 
-def test_diff_of_a_tree_restored_in_between(tmp_path: Path) -> None:
-    """The processes count as the same."""
+def test_diff_compares_processes_restored_in_between(tmp_path: Path) -> None:
+    """A restored process counts as the same process."""
     crckpt = Crckpt(tmp_path / "store")
     with started(next(case for case in CASES if case.name == "family")) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--stop")

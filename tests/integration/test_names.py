@@ -108,7 +108,7 @@ KINDS: Final[dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[N
 
 
 @pytest.mark.usefixtures("adopted")
-def test_dry_run_restore_and_move_agree(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_dry_run_restore_and_move_report_names_in_use_in_the_same_words(crckpt: Crckpt, tmp_path: Path) -> None:
     with ExitStack() as stack:
         place = stack.enter_context(open_workdir())
         stack.enter_context(closing(_bound(str(place / "log"), socket.SOCK_DGRAM)))
@@ -126,7 +126,7 @@ def test_dry_run_restore_and_move_agree(crckpt: Crckpt, tmp_path: Path) -> None:
                 assert words in result["message"], name
                 (found,) = answer_here(questions, tmp_path / "store").blockers
                 assert (found.key, found.what) == (key, result["message"]), name
-        # Of another type the same abstract name is another name.
+        # For a socket of another type, the same abstract name is another name.
         with _abstract(place, socket.SOCK_DGRAM):
             crckpt.run("restore", JOB, "--dry-run")
         crckpt.run("restore", JOB, "--detach")

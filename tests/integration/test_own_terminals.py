@@ -62,8 +62,8 @@ def test_program_uses_its_own_terminal_after_a_restore(crckpt: Crckpt) -> None:
         assert group == (program.pid, program.pid)
 
 
-def test_terminal_number_far_above_the_lowest_free_one(crckpt: Crckpt) -> None:
-    """CRIU alone opens 32 terminals at most to get it."""
+def test_terminal_number_far_above_the_lowest_free_one_is_restored(crckpt: Crckpt) -> None:
+    """CRIU alone opens at most 32 terminals to get a number."""
     with remote() as program:
         with _low_numbers_taken(45):
             program.ask(_STARTS)
@@ -73,7 +73,7 @@ def test_terminal_number_far_above_the_lowest_free_one(crckpt: Crckpt) -> None:
         crckpt.run("rehearse", JOB, "--seconds", "0.1")
         crckpt.run("restore", JOB, "--detach")
         assert program.ask("answer = os.ttyname(slave), send(b'after')") == (name, b"after")
-        # Those that were held for CRIU are free again.
+        # The terminals that crckpt held for CRIU are free again.
         assert program.ask("answer = int(os.ttyname(os.openpty()[1])[9:]) < int(os.ttyname(slave)[9:]) - 32")
 
 

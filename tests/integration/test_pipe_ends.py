@@ -100,7 +100,7 @@ def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop
         assert program.ask(_WRITE) == ("broken", [1])
 
 
-def test_pipe_end_in_flight_through_a_socket(crckpt: Crckpt) -> None:
+def test_pipe_end_in_flight_through_a_socket_is_restored(crckpt: Crckpt) -> None:
     """The end is in no descriptor table, but it is in the tree."""
     with remote() as program:
         program.ask(
@@ -122,7 +122,7 @@ def test_pipe_end_in_flight_through_a_socket(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("others", ["", "os.close(first)", "os.close(last)", "os.close(first); os.close(last)"])
-def test_pipe_end_open_for_reading_and_writing(crckpt: Crckpt, others: str) -> None:
+def test_pipe_end_open_for_reading_and_writing_is_restored(crckpt: Crckpt, others: str) -> None:
     """`exec 3<>/proc/self/fd/0` opens such an end."""
     with remote() as program:
         program.ask(
@@ -147,7 +147,7 @@ def test_pipe_end_open_for_reading_and_writing(crckpt: Crckpt, others: str) -> N
             assert program.ask("os.write(last, b'of last'); answer = os.read(both, 100)") == b"of last"
 
 
-def test_rehearsal_of_a_pipe_open_for_reading_and_writing(crckpt: Crckpt) -> None:
+def test_pipe_end_open_for_reading_and_writing_can_be_rehearsed(crckpt: Crckpt) -> None:
     with remote() as program:
         program.ask("import os; first, last = os.pipe(); both = os.open(f'/proc/self/fd/{first}', os.O_RDWR)")
         crckpt.run("dump", str(program.pid), JOB)
@@ -225,7 +225,7 @@ def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_named_pipe_with_a_writer(crckpt: Crckpt, who: Who) -> None:
+def test_writer_of_a_named_pipe_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who) -> None:
     """Without a reader the writer gets SIGPIPE; a remaining reader outside gets what is written after the restore."""
     with remote() as program:
         path = program.workdir / "fifo"

@@ -160,7 +160,7 @@ def test_required_space_is_bounded_by_the_size_of_the_tree(tmp_path: Path) -> No
         assert len(result["copying"]["rounds"]) == 1
 
 
-def test_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_dump_with_rounds_and_stop_ends_the_tree_and_can_be_restored(crckpt: Crckpt, target: Target) -> None:
     output = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--max-rounds", "1", "--stop").out
     assert re.search(r"^round 1: \d+ pages, [\d.]+ MiB in .*, frozen \d+ ms$", output, re.MULTILINE)
     assert "written since round 1" in output
@@ -195,8 +195,10 @@ def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Targe
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copied rounds are lost if the estimated freeze is too long."""
+def test_dump_with_a_freeze_limit_is_refused_if_its_rounds_are_lost(
+    crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the copied rounds the freeze would be too long. They are lost with their tracker."""
     dumping = importlib.import_module("crckpt.ops.dump.checkpoint")
     copies = dumping.pre_copy
 
@@ -207,10 +209,10 @@ def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, m
 
     # No step lies between the rounds and the look at them: this moment cannot be waited for.
     monkeypatch.setattr(dumping, "pre_copy", lost_after)
-    asked = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
+    limits = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
     context = Context(crckpt.store)
     with pytest.raises(PreflightRefused, match="the copied rounds can no longer be used") as refused:
-        dump(DumpRequest(str(target.pid), "job", pre_copy=asked), context)
+        dump(DumpRequest(str(target.pid), "job", pre_copy=limits), context)
     assert refused.value.message.endswith("; no checkpoint was made; the tree runs on")
     assert ENDED in refused.value.message
     target.look()
@@ -346,7 +348,7 @@ def test_pre_dump_without_a_tracker_is_refused(crckpt: Crckpt, target: Target) -
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_tracker_killed_during_the_rounds(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_tracker_killed_during_the_rounds_makes_the_dump_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """The copied rounds are useless: the dump is full and says why."""
     kept = tmp_path / "keeper"
     kill = f'[ "$1" != pre-dump ] || kill -KILL $(cat {kept})'
@@ -387,7 +389,7 @@ def test_dump_into_another_store_is_full(crckpt: Crckpt, target: Target, tmp_pat
     assert_complete(other, result["checkpoint"]["id"], target)
 
 
-def test_process_forked_between_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_process_forked_between_rounds_is_copied_in_full(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
@@ -399,7 +401,7 @@ def test_process_forked_between_rounds(crckpt: Crckpt, target: Target) -> None:
     assert_complete(crckpt, result["checkpoint"]["id"], target, child)
 
 
-def test_program_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_program_replaced_between_rounds_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     target.start_afresh()
     result = dump_incrementally(crckpt, target)

@@ -179,8 +179,10 @@ def wait_status(pane: Pane, shell: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_job_in_the_shell_that_started_it(crckpt: Crckpt, program: Program, tmux: Tmux, shell: str) -> None:
-    """The shell lives: its session has the number that the program's session had."""
+def test_job_is_controlled_again_by_the_shell_that_started_it(
+    crckpt: Crckpt, program: Program, tmux: Tmux, shell: str
+) -> None:
+    """The shell still runs: its session has the number that the program's session had."""
     pane = tmux.pane(shell)
     pid = stop_at_prompt(crckpt, program, pane)
     pane.type(RESTORE)
@@ -197,7 +199,7 @@ def test_job_in_the_shell_that_started_it(crckpt: Crckpt, program: Program, tmux
 
 @pytest.mark.parametrize("where", ["here", "new-pid-namespace"])
 @pytest.mark.parametrize("has_terminal", [True, False], ids=["leader", "daemon"])
-def test_program_with_its_own_session(
+def test_keys_reach_a_program_with_its_own_session(
     crckpt: Crckpt, program: Program, tmux: Tmux, where: str, has_terminal: bool
 ) -> None:
     """Keys do not reach the program: the terminal signals crckpt, which passes them on."""
@@ -308,7 +310,7 @@ def test_killed_program_leaves_the_terminal_modes(
 
 
 def test_program_stopped_by_tostop_stops_crckpt_until_fg(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """`stty tostop` stops the program, but neither crckpt nor CRIU."""
+    """`stty tostop` makes the kernel stop the program; crckpt then stops itself, and both continue with `fg`."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane, "--talk")
     pane.type(f"stty tostop; {RESTORE}")
@@ -317,7 +319,7 @@ def test_program_stopped_by_tostop_stops_crckpt_until_fg(crckpt: Crckpt, program
     pane.wait_prompt()
     pane.type("stty tostop; bg")
     pane.wait(r"(?s)\$? ?bg.*\n")
-    # It prints its counter, is stopped, and crckpt with it.
+    # The program prints its counter, is stopped, and crckpt with it.
     wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "the program to be stopped")
     pane.type("fg")
     program.wait_running(pane)
@@ -325,7 +327,9 @@ def test_program_stopped_by_tostop_stops_crckpt_until_fg(crckpt: Crckpt, program
     wait_status(pane, "bash", 128 + signal.SIGINT)
 
 
-def test_program_that_reads_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_program_stopped_by_a_background_read_stops_crckpt_until_fg(
+    crckpt: Crckpt, program: Program, tmux: Tmux
+) -> None:
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
     pane.type(RESTORE)
@@ -337,11 +341,11 @@ def test_program_that_reads_in_the_background(crckpt: Crckpt, program: Program, 
     pane.wait_prompt()
     pane.type("bg")
     program.wait_running(pane)
-    # It reads, is stopped, and crckpt with it.
+    # The program reads, is stopped, and crckpt with it.
     (program.directory / "read").touch()
     wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "the program to be stopped")
     pane.type("fg")
-    wait_for(lambda: not is_stopped(psutil.Process(pid)), WITHIN_S, "it to go on")
+    wait_for(lambda: not is_stopped(psutil.Process(pid)), WITHIN_S, "the program to continue")
     pane.type("two")
     pane.wait("^got two")
     (program.directory / "read").touch()

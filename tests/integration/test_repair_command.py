@@ -74,7 +74,7 @@ def test_verify_of_an_empty_store_is_reported(crckpt: Crckpt, copy: Path) -> Non
         assert crckpt.run("verify", *words).out == "the store has no checkpoints: nothing was verified\n"
 
 
-def test_repair_from_another_store(crckpt: Crckpt, copy: Path) -> None:
+def test_repair_from_another_store_leaves_every_checkpoint_intact(crckpt: Crckpt, copy: Path) -> None:
     words = crckpt.run("verify", "--repair", "--from", str(copy)).out
     assert words.splitlines()[0].startswith("repaired pack ")
     assert words.splitlines()[-1].startswith("2 checkpoints OK")

@@ -123,19 +123,21 @@ def test_child_that_execs_during_a_dump_is_restored_as_its_new_program(
     first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("dump")
     second = family.dumped(crckpt, *criu, *words)
-    assert not (tmp_path / "when").exists(), "it was replaced"
+    assert not (tmp_path / "when").exists(), "the child was replaced"
     assert second["tracked"]["base"] == first["checkpoint"]["id"]
     if not words:
         assert family.dumped(crckpt, *criu)["tracked"]["base"] == second["checkpoint"]["id"]
     family.is_restored(crckpt)
 
 
-def test_exec_after_a_round_began(crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path) -> None:
+def test_child_that_execs_during_a_round_is_restored_as_its_new_program(
+    crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path
+) -> None:
     criu = ("--criu", str(replacing))
     first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("pre-dump")
     result = family.dumped(crckpt, *criu, "--pre-copy")
-    assert not (tmp_path / "when").exists(), "it was replaced"
+    assert not (tmp_path / "when").exists(), "the child was replaced"
     assert result["tracked"]["base"] == first["checkpoint"]["id"]
     assert result["tracked"]["rounds"] == len(result["copying"]["rounds"]) > 0
     family.is_restored(crckpt)

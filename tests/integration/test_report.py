@@ -109,8 +109,8 @@ def test_report_contains_versions_checks_and_manifest(secretive: Secretive) -> N
     assert document["report.json"] == {"with_secrets": False, "failed": []}
 
 
-def test_with_secrets_includes_them(secretive: Secretive) -> None:
-    """Command lines, notes and host names; memory and environment never."""
+def test_report_with_secrets_contains_command_lines_notes_and_host_names(secretive: Secretive) -> None:
+    """Memory and environment are never in a report."""
     _on_host(secretive.crckpt, "report", "job", "--with-secrets", "--output", "it.tar.gz")
     members = _members(Path("it.tar.gz"))
     assert IN_COMMAND_LINE in json.loads(members["checkpoint/command-lines.json"])[str(secretive.pid)]
@@ -173,7 +173,7 @@ def test_unknown_argument_is_refused(secretive: Secretive, crckpt: Crckpt) -> No
     assert not Path("it.tar.gz").exists()
 
 
-def test_report_on_a_damaged_checkpoint(secretive: Secretive, tmp_path: Path) -> None:
+def test_report_on_a_damaged_checkpoint_names_what_is_missing(secretive: Secretive, tmp_path: Path) -> None:
     """Without its packs, a checkpoint still has a manifest. A damaged manifest is reported."""
     crckpt = Crckpt(tmp_path / "copy")
     shutil.copytree(secretive.crckpt.store, crckpt.store)

@@ -72,10 +72,10 @@ def test_outside_connection_survives_a_failed_restore(crckpt: Crckpt, obstructed
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGKILL, -9)])
-def test_crckpt_interrupted_while_criu_restores(
+def test_crckpt_interrupted_while_criu_restores_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, status: int
 ) -> None:
-    """CRIU is never cut short: it comes to the hold, learns that it is not wanted any more, and undoes its work."""
+    """CRIU is not killed: it reaches the hold, gets the answer to abort, and undoes its work."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as front:
@@ -94,8 +94,8 @@ def test_crckpt_interrupted_while_criu_restores(
         assert staging(crckpt) == ()
 
 
-def test_crckpt_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """CRIU waits for the word of a crckpt that has just died: silence means no."""
+def test_crckpt_killed_in_the_hold_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """CRIU waits in the hold for an answer of a crckpt that has died, and aborts."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as front:

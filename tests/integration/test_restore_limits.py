@@ -39,8 +39,8 @@ def _is_of(process: psutil.Process, directory: str) -> bool:
     return any(word.startswith(directory) for word in process.info["cmdline"] or ())
 
 
-def test_root_killed_after_the_commit(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """CRIU waits for it without end."""
+def test_root_killed_after_the_commit_is_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """CRIU alone would wait for the root forever."""
     with stopped(crckpt, program("family")) as tree:
         before = tree.counters()
         words = ("--detach", "--criu", str(obstructed.path))
@@ -86,8 +86,8 @@ def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None
 
 
 @pytest.mark.parametrize("member", range(1, 5))
-def test_task_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int) -> None:
-    """The other tasks wait for it in CRIU's restorer, where they may spin."""
+def test_task_killed_as_soon_as_it_exists_is_a_failed_restore(crckpt: Crckpt, member: int) -> None:
+    """The other tasks wait for the killed one in CRIU's restorer, where they may spin."""
     with stopped(crckpt, program("family")) as tree:
         pid, before = tree.all[member], tree.counters()
         is_over, killed = threading.Event(), list[int]()

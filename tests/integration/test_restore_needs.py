@@ -37,8 +37,8 @@ Description: a library
 """
 
 
-def test_host_name_that_cannot_be_set(crckpt: Crckpt) -> None:
-    """CRIU sets that of a UTS namespace in /proc/sys, which is read-only in a container."""
+def test_host_name_that_cannot_be_set_is_refused(crckpt: Crckpt) -> None:
+    """CRIU sets the host name of a UTS namespace in /proc/sys, which is read-only in a container."""
     case = Case("uts", ("unshare", "--uts", PYTHON, "{programs}/counter.py", "{workdir}"))
     inside = Crckpt(crckpt.store, (*PRIVATELY, 'mount -o bind,ro /proc/sys /proc/sys; exec "$@"', "sh"))
     with stopped(crckpt, case) as tree:
@@ -165,8 +165,8 @@ def test_missing_address_is_reported(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_connections_without_the_capability_to_repair_them(crckpt: Crckpt) -> None:
-    """The same checkpoint restores without them."""
+def test_connections_need_a_capability_only_to_be_kept(crckpt: Crckpt) -> None:
+    """With `--tcp close` the same checkpoint can be restored without CAP_NET_ADMIN."""
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
         less = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", str(PROGRAM), "restore", JOB)

@@ -56,20 +56,22 @@ def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal: s
     assert runs(mortal.pid)
 
 
-def test_root_with_parent_death_signal_in_a_pid_namespace(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+def test_root_with_parent_death_signal_runs_in_a_pid_namespace(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
     stop(crckpt, mortal)
     with detached_in_namespace(crckpt) as init:
         assert [child.name() for child in psutil.Process(init).children()] == ["sleep"]
     crckpt.run("rehearse", JOB)
 
 
-def test_root_with_parent_death_signal_in_the_foreground(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
-    """crckpt is the parent."""
+def test_root_with_parent_death_signal_ends_with_crckpt_in_the_foreground(
+    crckpt: Crckpt, mortal: subprocess.Popen[bytes]
+) -> None:
+    """crckpt is the parent of a program in the foreground."""
     stop(crckpt, mortal)
     front = crckpt.start("restore", JOB)
     assert front.stderr is not None
     assert "restored" in front.stderr.readline()
-    # This is printed before it runs. CRIU sets PR_SET_PDEATHSIG last: a parent that has ended sends nothing.
+    # This is printed before the program runs. CRIU sets PR_SET_PDEATHSIG last: a parent that has ended sends nothing.
     children = psutil.Process(front.pid).children
     wait_for(lambda: [child.pid for child in children()] == [mortal.pid], ENDS_WITHIN_S, "CRIU to end")
     front.kill()

@@ -119,8 +119,8 @@ def test_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("kind", ["opened", "mapped", "directory"])
-def test_file_system_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
-    """crckpt itself waits for it while it examines the tree."""
+def test_dump_of_a_silent_file_system_is_refused(crckpt: Crckpt, kind: str) -> None:
+    """crckpt itself waits for the file system while it examines the tree."""
     with tree_on_fuse(kind) as tree:
         (tree.workdir / "silent").write_text("silent")
         dump = crckpt.start("dump", str(tree.pid), "job", **QUICKLY)
@@ -134,7 +134,9 @@ def test_file_system_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
 @pytest.mark.parametrize("words", [("restore",), ("rehearse",)], ids=" ".join)
 @pytest.mark.parametrize("how", ["silent", "deaf"])
 @pytest.mark.parametrize("kind", ["opened", "directory"])
-def test_file_system_silent_at_the_restore(crckpt: Crckpt, kind: str, how: str, words: tuple[str, ...]) -> None:
+def test_restore_onto_a_silent_file_system_ends_with_a_hint(
+    crckpt: Crckpt, kind: str, how: str, words: tuple[str, ...]
+) -> None:
     with tree_on_fuse(kind) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--stop")
         (tree.workdir / "silent").write_text(how)
@@ -147,7 +149,7 @@ def test_file_system_silent_at_the_restore(crckpt: Crckpt, kind: str, how: str, 
 
 
 @pytest.mark.parametrize("words", [(), ("--stop",)], ids=" ".join)
-def test_interrupted_dump_blocked_by_a_file_system(crckpt: Crckpt, words: tuple[str, ...]) -> None:
+def test_dump_blocked_by_a_file_system_can_be_interrupted(crckpt: Crckpt, words: tuple[str, ...]) -> None:
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, "silent", *words) as dump:
         wait_for(lambda: is_traced(tree), ENDS_WITHIN_S, "CRIU to freeze the tree")
         criu = running_criu(dump.pid)
@@ -160,8 +162,8 @@ def test_interrupted_dump_blocked_by_a_file_system(crckpt: Crckpt, words: tuple[
 
 
 @pytest.mark.parametrize("words", [(), ("--stop",), ("--pre-copy",)], ids=" ".join)
-def test_memory_with_an_unserved_userfaultfd(crckpt: Crckpt, words: tuple[str, ...]) -> None:
-    """A userfaultfd outside the tree, of pages that were never used."""
+def test_memory_with_an_unserved_userfaultfd_does_not_block_the_dump(crckpt: Crckpt, words: tuple[str, ...]) -> None:
+    """Nobody serves the userfaultfd, which is outside the tree; its pages were never used."""
     kind = "unserved_memory"
     with started(Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--no-preflight", "--force", *words, **QUICKLY)

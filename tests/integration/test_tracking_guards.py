@@ -85,7 +85,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return preload_library(tmp_path, old, new)
 
 
-def test_preload_library_without_a_guard(
+def test_oracle_detects_a_preload_library_without_its_guard(
     by_write_protection: Oracle, changed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The guard itself is taken out: no argument can be without it.
@@ -93,7 +93,7 @@ def test_preload_library_without_a_guard(
     is_caught(by_write_protection)
 
 
-def test_tracked_mappings_of_files(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_tracked_mappings_of_files(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropped write over a file leaves a mark, and the page looks unchanged. Two guards prevent this."""
 
     def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.AddressRange, ...]:
@@ -110,15 +110,17 @@ def test_tracked_mappings_of_files(by_write_protection: Oracle, monkeypatch: pyt
     is_caught(by_write_protection)
 
 
-def test_reset_without_a_commit(oracle: Oracle, tmp_path: Path) -> None:
+def test_oracle_detects_a_reset_without_a_commit(oracle: Oracle, tmp_path: Path) -> None:
     """A dump resets the bits, is thrown away, and the next counts from the one before."""
     assert oracle.dump_round() == ""
     assert oracle.dump_round() == "round-1"
     is_caught(oracle, lambda: oracle.tracker.commit(RoundBase(tmp_path / "work/round-1")))
 
 
-def test_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It resets the bits that the first one needs. With write protection two guards prevent this."""
+def test_oracle_detects_a_second_tracker(
+    oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second tracker resets the bits that the first one needs. With write protection two guards prevent this."""
     root = proc.read_process(oracle.pid)
     assert root is not None
     method = UffdWp() if oracle.tracker.name == UffdWp.name else SoftDirty()
@@ -144,8 +146,10 @@ def _take_userfaultfd(pid: int) -> int:
     raise AssertionError(taken.why)
 
 
-def test_foreign_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner can reset the bits at any time."""
+def test_oracle_detects_resets_by_a_foreign_userfaultfd(
+    churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of another userfaultfd can reset the bits at any time."""
     register = WriteProtection.register
 
     def heedless(self: WriteProtection, found: pagemap.AddressRange, *, is_new: bool = True) -> None:
@@ -195,7 +199,9 @@ def written_by(process: subprocess.Popen[bytes], content: bytes) -> None:
     assert process.stdout.readline() == f"{len(content)}\n".encode()
 
 
-def test_device_that_writes_to_memory(criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_a_device_that_writes_to_memory(
+    criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pinned pages are written without the page tables, whoever holds the ring. The process has no descriptor of it."""
     with device(compile_program(tmp_path, "device")) as (pid, process):
         (tmp_path / "work").mkdir()

@@ -21,11 +21,11 @@ def check_page(name: str) -> None:
     assert not differences, "\n".join(differences)
 
 
-def test_page_on_moves() -> None:
+def test_commands_of_the_page_on_moves_print_what_it_shows() -> None:
     check_page("migrate.md")
 
 
-def test_page_on_databases() -> None:
+def test_commands_of_the_page_on_databases_print_what_it_shows() -> None:
     if not (shutil.which("redis-server") and shutil.which("/usr/lib/postgresql/15/bin/postgres")):
         pytest.skip("redis and PostgreSQL 15 are not installed")
     check_page("migrate-a-database.md")

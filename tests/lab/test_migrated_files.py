@@ -94,7 +94,7 @@ def test_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
     ],
     ids=["renamed", "cut"],
 )
-def test_log_rotated_during_the_move(lab: TwoHosts, rotate: str, words: str) -> None:
+def test_log_rotated_during_the_move_aborts_it(lab: TwoHosts, rotate: str, words: str) -> None:
     pid = lab.start("source", PYTHON, PROGRAMS / LOGGER, LOG)
     wait_for(lambda: "9\n" in lab.run("source", "cat", LOG, status=None).out, "the log to begin")
     write_hook(lab, f"size=$(stat -c %s {LOG}); {rotate}")

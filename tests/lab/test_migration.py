@@ -156,8 +156,8 @@ def test_program_that_ends_during_the_move_is_reported(lab: TwoHosts) -> None:
         assert f"it ran here as PID {pid}, which has ended" in lab.run("source", "crckpt", "migrate", "--list").out
 
 
-def test_ten_moves_back_and_forth(lab: TwoHosts) -> None:
-    """A move back sends little: the other store has most of it."""
+def test_ten_moves_back_and_forth_leave_one_copy_and_send_little(lab: TwoHosts) -> None:
+    """A move back sends little: the other store already has most pages."""
     hosts = ("source", "destination")
     with served(lab, "--memory", "16") as pid:
         sent = []
@@ -170,7 +170,7 @@ def test_ten_moves_back_and_forth(lab: TwoHosts) -> None:
         assert watch.doubled == ()
         assert watch.looks > 0
         assert max(sent[1:]) < 0.3 * sent[0], sent
-        # Both sides know where it runs.
+        # Both sides know where the program runs.
         for host, side in zip(hosts, ("destination", "source"), strict=True):
             (move,) = find_moves(lab, host)
             assert (move["side"], move["state"]) == (side, "done")

@@ -125,8 +125,8 @@ def test_failed_restore_keeps_the_tree_at_the_source(lab: Namespaces) -> None:
 
 
 @pytest.mark.parametrize("moment", ["prepare", "commit"])
-def test_move_stopped_by_the_terminal_and_then_killed(lab: Namespaces, moment: str) -> None:
-    """^Z stops crckpt when the program runs over there, not when it runs on neither host; then nothing undoes it."""
+def test_move_stopped_by_the_terminal_and_then_killed_completes(lab: Namespaces, moment: str) -> None:
+    """^Z stops crckpt once the program runs at the destination, not while it runs on neither host."""
     hook = f"echo $CRCKPT_MOVE_STEP >> {HOOK_LOG}; test $CRCKPT_MOVE_STEP != {moment} || kill -TSTP $PPID"
     # The kernel stops no process whose parent is not in its session.
     script = '"$@" & while kill -0 $! 2> /dev/null; do sleep 0.1; done; wait $!'
@@ -231,13 +231,13 @@ def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_
     ],
     ids=["by the source at the commit", "by the source before", "by the destination"],
 )
-def test_killed_resume(lab: Namespaces, side: str, moment: Moment) -> None:
+def test_killed_resume_can_be_repeated(lab: Namespaces, side: str, moment: Moment) -> None:
     kill_resume(lab, side, moment, 4)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("side", SIDES)
-def test_killed_resume_at_every_step(lab: Namespaces, side: str, part: int) -> None:
+def test_resume_killed_at_any_step_can_be_repeated(lab: Namespaces, side: str, part: int) -> None:
     found = find_resume_moments(lab, side, 4)
     assert len(found) > 50
     failed = strike_all(
@@ -251,7 +251,7 @@ def test_killed_resume_at_every_step(lab: Namespaces, side: str, part: int) -> N
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_at_every_step(lab: Namespaces, fault: str, part: int) -> None:
+def test_exactly_one_copy_runs_after_a_fault_at_any_step(lab: Namespaces, fault: str, part: int) -> None:
     """Each fault runs with a connected client."""
     found = find_connected_moments(lab)
     assert len(found) > 300
@@ -266,7 +266,7 @@ def test_fault_at_every_step(lab: Namespaces, fault: str, part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_fault_at_every_kind_of_step_before_the_handover(lab: Namespaces, part: int) -> None:
+def test_exactly_one_copy_runs_after_a_fault_before_the_handover(lab: Namespaces, part: int) -> None:
     """Each step gets one fault. The moves send files and a log, and run hooks."""
     found = find_kinds_before(lab)
     assert len(found) > 50

@@ -95,7 +95,7 @@ def test_program_stays_in_the_ssh_session_without_systemd(lab: Namespaces) -> No
         assert [copy.host for copy in copies(lab)] == ["destination"]
 
 
-def test_device_with_another_name_at_the_destination(lab: Namespaces) -> None:
+def test_address_moves_to_a_device_with_another_name(lab: Namespaces) -> None:
     """The address moves, and the client's connection with it, there and back."""
     net, device = lab.services[4], lab.device
     rename(lab, device, "ens3")
@@ -129,7 +129,7 @@ def rename(lab: Namespaces, device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("moment", [FIRST["destination"], "send.Lacking"])
-def test_crckpt_killed_at_the_destination(lab: Namespaces, moment: str) -> None:
+def test_crckpt_killed_at_the_destination_leaves_the_tree_at_the_source(lab: Namespaces, moment: str) -> None:
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")
         (stopped,) = [each for each in wait_until_stopped(lab, "destination", process) if "receive" in each.command]

@@ -56,8 +56,8 @@ def test_program_continues_after_a_harmless_fault(lab: Namespaces, fault: str) -
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_at_every_step_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
-    """Each step after the end at the source: in the end the program runs once, as it was frozen."""
+def test_program_runs_once_after_a_fault_at_any_step_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
+    """The steps are those after the end at the source. The program continues as it was frozen."""
     found = find_late_moments(lab)
     assert len(found) > 100
     moments = [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]

@@ -90,7 +90,7 @@ def test_single_mistake_is_the_message() -> None:
     assert caught.value.message == f"{NAME}, line 2: unknown key 'kompress', did you mean compress?"
 
 
-def test_unhashable_and_merged_keys() -> None:
+def test_merged_keys_are_read_and_unhashable_ones_refused() -> None:
     with pytest.raises(UsageError, match="unknown key"):
         parse("<<: {store: /x, other: 1}\n", NAME)
     with pytest.raises(UsageError, match="is not YAML"):

@@ -35,5 +35,5 @@ def test_present_time_is_unchanged() -> None:
         ("4." + "9" * 10, None),
     ],
 )
-def test_release_of_a_version(version: str, release: tuple[int, int] | None) -> None:
+def test_release_is_the_first_two_numbers_of_a_version(version: str, release: tuple[int, int] | None) -> None:
     assert criu_release(version) == release

@@ -36,7 +36,7 @@ def absolute(ours: float, bound: float | None) -> Row:
         (absolute(9.0, None), None),
     ],
 )
-def test_verdict_of_each_row(row: Row, met: bool | None) -> None:
+def test_bound_decides_whether_a_row_is_met(row: Row, met: bool | None) -> None:
     assert row.met is met
     assert Report(MACHINE, (row,)).all_met is (met is not False)
     assert ("NOT MET" in line(row)) is (met is False)

@@ -70,7 +70,7 @@ def test_optional_values_have_alternative_words() -> None:
     assert cause("unix-outside").finding(socket="it").what == "it is connected to a process outside the tree"
 
 
-def test_finding_as_a_sentence() -> None:
+def test_sentence_of_a_finding_ends_with_its_remedy_or_reason() -> None:
     assert str(cause("no-tun").finding()).endswith("has a tun or tap device: modprobe tun")
     assert str(cause("files-unasked").finding(count=3)).endswith("3 more files, because of that file system")
 

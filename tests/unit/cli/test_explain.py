@@ -45,7 +45,7 @@ def test_remedy_that_refers_to_criu_lines_prints_them() -> None:
     assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in output
 
 
-def test_json_explanation() -> None:
+def test_json_output_names_the_cause_and_quotes_lines() -> None:
     result = json.loads(explained("-", "--json", stdin=KNOWN))["result"]
     assert set(result) == {"known", "cause", "what", "remedy", "sure", "place", "line", "lines"}
     assert (result["known"], result["cause"]) == (True, "netlink-data")

@@ -24,6 +24,8 @@ def test_each_section_is_printed(command_line: CommandLine, recordings: tuple[Ch
     assert "append" not in maps
 
 
-def test_strings_without_a_match(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_strings_without_a_match_are_an_empty_list(
+    command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]
+) -> None:
     assert command_line.result("show", "job", "--strings", "no such text is in it")["strings"] == []
     assert command_line.run("show", "job", "--strings", "(", status=2).startswith("crckpt: ")

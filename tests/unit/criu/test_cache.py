@@ -28,7 +28,7 @@ def test_candidates_are_in_order_of_precedence(tmp_path: Path, monkeypatch: pyte
     ]
 
 
-def test_only_the_private_prefix_without_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_private_prefix_is_searched_without_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRCKPT_CRIU", "")
     assert {candidate.origin for candidate in candidates(None, None)} == {"private prefix"}
 

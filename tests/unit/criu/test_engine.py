@@ -50,7 +50,7 @@ def held_run(criu: Path, tmp_path: Path, in_hold: object) -> CriuResult:
         return run_criu((str(criu), str(log), str(hold.script)), log, hold=hold, in_hold=lambda: in_hold(log))
 
 
-def test_run_without_a_hold(criu: Path, tmp_path: Path) -> None:
+def test_run_without_a_hold_returns_status_log_and_times(criu: Path, tmp_path: Path) -> None:
     argv = (str(criu), str(tmp_path / "dump.log"))
     outcome = run_criu(argv, tmp_path / "dump.log")
     assert outcome == CriuResult(argv, 0, "early complaint\nbegun\ndone\n", outcome.started, outcome.ended)
@@ -58,12 +58,12 @@ def test_run_without_a_hold(criu: Path, tmp_path: Path) -> None:
     assert outcome.started < outcome.ended
 
 
-def test_failure_has_status_and_log(criu: Path, tmp_path: Path) -> None:
+def test_failed_criu_gives_its_exit_status(criu: Path, tmp_path: Path) -> None:
     outcome = run_criu((str(criu), str(tmp_path / "dump.log"), "", "5"), tmp_path / "dump.log")
     assert (outcome.ok, outcome.status) == (False, 5)
 
 
-def test_criu_ended_by_a_signal(tmp_path: Path) -> None:
+def test_criu_ended_by_a_signal_gives_a_negative_status(tmp_path: Path) -> None:
     outcome = run_criu(("sh", "-c", "kill -SEGV $$"), tmp_path / "dump.log")
     assert (outcome.status, outcome.log) == (-signal.SIGSEGV, "")
 
@@ -98,7 +98,7 @@ def test_unwritable_commit_record_aborts(criu: Path, tmp_path: Path) -> None:
     assert (tmp_path / "dump.log").read_text() == "begun\nundone\n"
 
 
-def test_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
+def test_criu_that_ends_before_the_hold_runs_no_callback(tmp_path: Path) -> None:
     with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         outcome = run_criu(
             ("sh", "-c", "exit 3"), tmp_path / "dump.log", hold=hold, in_hold=lambda: pytest.fail("there was no hold")

@@ -214,7 +214,7 @@ def test_children_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> None:
         child.wait()
 
 
-def test_path_with_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
+def test_path_may_contain_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
     directory = tmp_path / "a 'b' \"c\" $d"
     with kind.holds_at(directory, "post-dump") as (hold,):
         script = kind.ask(directory, "post-dump")

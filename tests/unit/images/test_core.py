@@ -20,12 +20,12 @@ def test_root_has_a_thread_and_leads_session_and_group(tree: ImageTree) -> None:
     assert root.core.credentials == core.Credentials(0, 0, 0, 0, ())
 
 
-def test_blocked_and_pending_signals(tree: ImageTree) -> None:
+def test_blocked_signals_of_the_root_are_read(tree: ImageTree) -> None:
     assert tree.root.core.blocked == (signal.SIGUSR1,)
     assert tree.root.core.pending == (), "the signal waits for the process"
 
 
-def test_states_of_children(tree: ImageTree) -> None:
+def test_states_of_children_are_read(tree: ImageTree) -> None:
     assert {process.ppid for process in tree.processes[1:]} == {tree.root.pid}
     assert child(tree, core.ALIVE, own_session=True).pgid != tree.root.pgid
     stopped = child(tree, core.STOPPED)
@@ -33,6 +33,6 @@ def test_states_of_children(tree: ImageTree) -> None:
     assert len(stopped.descriptors) == len(tree.root.descriptors)
 
 
-def test_unknown_architecture() -> None:
+def test_unlisted_architecture_is_read_as_unknown() -> None:
     assert read_core(one(magics.CORE, (1, wire.VARINT, 40))).arch == "unknown"
     assert read_core(one(magics.CORE, (1, wire.VARINT, 3))).arch == "aarch64"

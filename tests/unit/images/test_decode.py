@@ -66,7 +66,7 @@ def test_every_attribute_is_read_from_its_field() -> None:
     assert found == Outer(5, True, "name", b"\0", (1, 2, 3), three, (three, none), 8, three, 3, "105", True, Inner(5))
 
 
-def test_what_is_missing_is_empty_unless_it_is_a_number() -> None:
+def test_missing_field_has_its_default_or_is_refused() -> None:
     none = Inner(0)
     assert decode(Outer, message((1, wire.VARINT, 5))) == Outer(
         5, False, "", b"", (), none, (), None, None, 7, "105", False, Inner(5)

@@ -25,7 +25,7 @@ def _image(kind: int, access: int, start: int, length: int) -> bytes:
         (_image(4, 0, 0, 1), FileLock("OFD", False, 42, 3, 0, 0)),
     ],
 )
-def test_lock_kinds_and_ranges(image: bytes, lock: FileLock) -> None:
+def test_kinds_and_ranges_of_locks_are_read(image: bytes, lock: FileLock) -> None:
     assert read_locks(image) == (lock,)
 
 

@@ -14,7 +14,7 @@ def test_event_sources_are_named(tree: ImageTree, kind: str) -> None:
     assert [entry.file.kind for entry in tree.root.descriptors].count(kind) == 1
 
 
-def test_epoll_inotify_and_pidfd(tree: ImageTree) -> None:
+def test_epoll_inotify_and_pidfd_are_read(tree: ImageTree) -> None:
     (event,) = (entry.fd for entry in tree.root.descriptors if entry.file.kind == "eventfd")
     (epoll,) = (file for file in tree.files if isinstance(file, other_files.EventPoll))
     assert epoll.watched == (event,)

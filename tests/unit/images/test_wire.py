@@ -39,7 +39,7 @@ def test_signed_numbers_round_trip(value: int) -> None:
 
 
 @given(st.lists(U64))
-def test_repeated_numbers_packed_or_not(values: list[int]) -> None:
+def test_repeated_numbers_are_read_packed_or_not(values: list[int]) -> None:
     packed = b"".join(map(wire.encode_varint, values))
     assert Message(encode([(4, wire.BYTES, packed)]), "x").uints(4) == tuple(values)
     assert Message(encode([(4, wire.VARINT, value) for value in values]), "x").uints(4) == tuple(values)

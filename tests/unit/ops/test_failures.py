@@ -52,7 +52,7 @@ def test_early_error_reports_that_the_tree_runs_on(error: Exception) -> None:
         raise error
 
 
-def test_full_disk_outside_the_store() -> None:
+def test_full_disk_outside_the_store_names_the_path_and_the_hint() -> None:
     raised = pytest.raises(UsageError, match="no space is left for /srv/x")
     with raised as caught, full_disk_reported(Path("/srv/x"), "name another"):
         raise OSError(errno.ENOSPC, "No space left on device")

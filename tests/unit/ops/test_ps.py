@@ -133,7 +133,7 @@ def test_killed_tracker_is_forgotten(root: proc.Process) -> None:
     assert not was_killed(root)
 
 
-def test_tracker_that_does_not_answer(root: proc.Process) -> None:
+def test_tracker_that_does_not_answer_is_listed_and_not_ended(root: proc.Process) -> None:
     with smaller_bounds(client, PATIENCE_TELL_S=0.1), listening(root):
         (words,) = (words for words in list_processes().unanswered if str(os.getpid()) in words)
         assert words.startswith(f"its tracker (process {os.getpid()}) does not answer; end it: kill -KILL ")

@@ -61,7 +61,9 @@ def irreplaceable(context: Context, *refs: str, whole_jobs: bool = False) -> tup
     return tuple(found.id for found in plan_removal(context, refs, whole_jobs=whole_jobs).irreplaceable)
 
 
-def test_last_checkpoint_of_a_stopped_program(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_last_checkpoint_of_a_stopped_program_is_irreplaceable_until_restored(
+    context: Context, repository: Repository, tmp_path: Path
+) -> None:
     first, second = stopped(repository, tmp_path, 1), stopped(repository, tmp_path, 2)
     # After the first one the program ran again, else there would be no second.
     assert irreplaceable(context, "job~1") == ()
@@ -78,10 +80,10 @@ def test_last_checkpoint_of_a_stopped_program(context: Context, repository: Repo
     ("boot", "start", "is_lost"),
     [("one", 499, True), ("one", 500, True), ("one", 501, False), ("another", 1, False), ("older crckpt", 1, False)],
 )
-def test_newer_checkpoint_of_another_program(
+def test_checkpoint_is_replaceable_only_by_one_of_a_later_program(
     context: Context, repository: Repository, tmp_path: Path, boot: str, start: int, is_lost: bool
 ) -> None:
-    """A program that already ran when the first one was stopped does not have its state."""
+    """A program that already ran when the first one was stopped does not have the state of the first."""
     uptime = {} if boot == "older crckpt" else {"uptime_ticks": 500}
     roots = [{"boot_id": "one", "pid": 7, "start": 400}, {"boot_id": boot, "pid": 8, "start": start}]
     made = [

@@ -54,5 +54,5 @@ def test_invalid_ids_are_refused(name: str) -> None:
         ("x" * 256, False),
     ],
 )
-def test_image_is_a_name_in_one_directory(name: str, fits: bool) -> None:
+def test_image_name_is_a_valid_file_name(name: str, fits: bool) -> None:
     assert bool(IMAGE.fullmatch(name)) == fits

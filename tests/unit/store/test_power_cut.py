@@ -95,7 +95,7 @@ def _recorded(forked: Writers, stage: Stage, act: Act, kill_at: str = "") -> lis
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-def test_power_cut_at_any_step(act: Act, stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step_keeps_what_was_promised(act: Act, stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         disk = Disk(copy.root)
@@ -158,7 +158,7 @@ def test_power_cut_at_any_step_of_the_creation(stage: Stage, forked: Writers) ->
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-def test_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> None:
+def test_power_cut_after_a_kill_keeps_what_was_promised(act: Act, stage: Stage, forked: Writers) -> None:
     """The next process relies on data that the killed one has not synced."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:

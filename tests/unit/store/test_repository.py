@@ -60,7 +60,7 @@ def test_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> 
     assert _order(repository) == [ahead, second, third]
 
 
-def test_clock_that_keeps_going_back(tmp_path: Path) -> None:
+def test_order_is_that_of_commits_if_the_clock_goes_back(tmp_path: Path) -> None:
     """This also holds for several jobs: `list` shows the last stored checkpoint at the end."""
     repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]

@@ -111,7 +111,7 @@ def test_process_continues_once_released() -> None:
         assert not is_incomplete(process.pid)
 
 
-def test_32_bit_program(tmp_path: Path) -> None:
+def test_32_bit_program_gets_and_loses_a_userfaultfd(tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
         program = compile_program("entered_32.c", tmp_path, *flags)

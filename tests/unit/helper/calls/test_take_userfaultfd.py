@@ -150,7 +150,7 @@ def test_stopped_process_stays_stopped(program: str) -> None:
         assert output_after(process, "y\n") == f"read {ord('y')}"
 
 
-def test_32_bit_program(tmp_path: Path) -> None:
+def test_32_bit_program_continues_after_its_userfaultfd_was_taken(tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
         program = compile_program("entered_32.c", tmp_path, *flags)

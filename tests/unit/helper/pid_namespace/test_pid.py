@@ -57,7 +57,7 @@ def test_status_of_the_root_is_returned() -> None:
 
 
 @pytest.mark.parametrize("script", ["sleep 0.2; exit 9", "exit 9"])
-def test_root_that_appears_while_the_init_checks_the_lock(script: str) -> None:
+def test_status_of_a_root_that_appears_while_the_init_checks_the_lock_is_returned(script: str) -> None:
     with ExitStack() as stack:
         with pid_namespace(ROOT) as new:
             stack.enter_context(held_before_call(new.init, "recvfrom"))
@@ -66,13 +66,13 @@ def test_root_that_appears_while_the_init_checks_the_lock(script: str) -> None:
         assert status_of(new.parent) == 9
 
 
-def test_root_that_ends_before_its_parent() -> None:
+def test_status_of_a_root_that_ends_before_its_parent_is_returned() -> None:
     with pid_namespace(ROOT) as new:
         left_behind(new.init, "echo there; exit 9", parent="exec sleep 0.3")
     assert status_of(new.parent) == 9
 
 
-def test_root_killed_by_a_signal() -> None:
+def test_root_killed_by_a_signal_gives_128_plus_its_number() -> None:
     with pid_namespace(ROOT) as new:
         left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
         assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)

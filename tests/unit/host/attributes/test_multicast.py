@@ -68,7 +68,7 @@ def test_memberships_are_restored(held: socket.socket, wanted: tuple[Membership,
     assert memberships(held) == set(wanted)
 
 
-def test_more_sources_than_one_read_returns(held_6: socket.socket) -> None:
+def test_all_sources_are_read_in_several_reads(held_6: socket.socket) -> None:
     wanted = (Membership("lo", GROUP_6, excludes=False, sources=SOURCES_6),)
     assert list(join(held_6, wanted)) == []
     (found,) = memberships(held_6)

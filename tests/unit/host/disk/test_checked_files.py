@@ -160,7 +160,7 @@ def test_removal_reaches_any_depth(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removal_of_a_nested_directory_with_the_longest_name(tmp_path: Path) -> None:
+def test_nested_directory_with_the_longest_name_is_removed(tmp_path: Path) -> None:
     (tmp_path / "tree/inner" / LONGEST / "more").mkdir(parents=True)
     remove_tree(tmp_path / "tree", "test")
     assert list(tmp_path.iterdir()) == []

@@ -64,7 +64,7 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
 
 
-def test_more_links_than_descriptors(tmp_path: Path) -> None:
+def test_links_need_no_open_descriptor_each(tmp_path: Path) -> None:
     """A program has as many removed files as it likes."""
     (tmp_path / "file").touch()
     inode, names = (tmp_path / "file").stat().st_ino, [tmp_path / f"link{number}" for number in range(100)]

@@ -79,7 +79,7 @@ def test_earlier_kept_lines_stay(log: Path, tmp_path: Path) -> None:
     }
 
 
-def test_log_with_the_longest_name(log: Path, tmp_path: Path) -> None:
+def test_rest_of_a_log_with_the_longest_name_is_kept(log: Path, tmp_path: Path) -> None:
     kept = name_with_ending("\U0001f600" * 63, ".after-0123456789ab")
     (tmp_path / kept).touch()
     with restored_on_failure(log, 4, kept) as other:

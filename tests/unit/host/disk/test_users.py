@@ -45,7 +45,7 @@ def opened() -> Iterator[Path]:
             yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def test_user_who_may_read_but_not_write(opened: Path, root: int) -> None:
+def test_user_who_may_read_but_not_write_is_refused_for_writing(opened: Path, root: int) -> None:
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
     assert find_refused_user(str(opened), os.W_OK, [User(0, 0), SOMEBODY], root) == SOMEBODY
 

@@ -121,7 +121,7 @@ def test_groups_removed_concurrently_are_no_error(group: memory_limit.MemoryGrou
         other.join()
 
 
-def test_group_removed_before_it_is_locked(top: Path) -> None:
+def test_group_removed_before_it_is_locked_is_made_again(top: Path) -> None:
     with running(sys.executable, "-c", MAKES_ONE, str(top)) as other:
         assert other.stdin is not None
         assert other.stdout is not None
@@ -129,5 +129,5 @@ def test_group_removed_before_it_is_locked(top: Path) -> None:
         with held_before_call(other.pid, "flock", go), memory_limit.limited(LIMIT, (top,)):
             pass
         assert other.stdout.readline() == "True\n"
-        # It removes its group at its end: killed, it would leave the group in ours.
+        # The other process removes its group when it ends: killed, it would leave the group in ours.
         assert other.wait(60) == 0

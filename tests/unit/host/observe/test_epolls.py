@@ -73,7 +73,7 @@ def two_sockets() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("open_two", [two_eventfds, two_pipes, two_sockets])
-def test_epoll_of_a_closed_file_with_a_reused_number(open_two: Callable[[], tuple[int, int]]) -> None:
+def test_epoll_of_a_closed_file_with_a_reused_number_is_lost(open_two: Callable[[], tuple[int, int]]) -> None:
     """All eventfds share an inode; each socket has its own."""
     left, right = socket.socketpair()
     with own_descriptors(), left, right, select.epoll() as epoll:
@@ -83,13 +83,13 @@ def test_epoll_of_a_closed_file_with_a_reused_number(open_two: Callable[[], tupl
         os.dup2(other, watched)
         (found,) = find_lost(proc.descriptors(os.getpid()), {})
         assert found.fd == epoll.fileno()
-        # Both files were added by one number.
+        # Now the epoll watches both files by one number.
         epoll.register(watched)
         (found,) = find_lost(proc.descriptors(os.getpid()), {})
         assert found.fd == epoll.fileno()
 
 
-def test_epoll_with_two_files_added_by_one_number() -> None:
+def test_epoll_with_two_files_added_by_one_number_is_kept() -> None:
     with own_descriptors(), select.epoll() as epoll:
         watched, other = two_eventfds()
         epoll.register(watched)
@@ -99,8 +99,8 @@ def test_epoll_with_two_files_added_by_one_number() -> None:
         assert find_lost(proc.descriptors(os.getpid()), {}) == ()
 
 
-def test_epoll_that_stops_watching_during_the_check() -> None:
-    """A server goes on while its descriptors are read."""
+def test_epoll_that_stops_watching_during_the_check_is_not_reported() -> None:
+    """A server runs on while crckpt reads its descriptors."""
     with own_descriptors(), select.epoll() as epoll:
         watched, other = two_eventfds()
         epoll.register(watched)
@@ -116,7 +116,10 @@ def test_epoll_that_stops_watching_during_the_check() -> None:
 
 
 def test_epoll_is_lost_if_the_process_that_creates_it_lacks_the_watched_file() -> None:
-    """This is the process with the lowest PID; the numbers are those of the first process with the file."""
+    """CRIU creates an epoll in the process with the lowest PID.
+
+    The numbers of watched files are those of the first process that has the file.
+    """
     with own_descriptors(), select.epoll() as epoll:
         watched, other = os.eventfd(0), os.eventfd(0)
         epoll.register(watched)
@@ -127,13 +130,13 @@ def test_epoll_is_lost_if_the_process_that_creates_it_lacks_the_watched_file() -
                 assert find_lost(both, {}) == ()
                 found = find_lost(both, {child.pid: 1, os.getpid(): 2})
                 assert found == ((LostEpoll(os.getpid(), epoll.fileno(), child.pid),) if is_lost else ())
-        # By that number it has another file.
+        # The child has another file by that number.
         with program(f"os.dup2({other}, {watched})\n{WAITS}", epoll.fileno(), watched, other) as child:
             assert find_lost((*ours, *proc.descriptors(child.pid)), {child.pid: 1, os.getpid(): 2})
 
 
-def test_epoll_of_one_file_by_two_numbers_one_closed() -> None:
-    """CRIU would add it twice by the other."""
+def test_epoll_of_one_file_by_two_numbers_is_lost_once_one_is_closed() -> None:
+    """CRIU would add the file twice by the number that is still open."""
     with own_descriptors(), select.epoll() as epoll:
         watched = os.eventfd(0)
         again = os.dup(watched)
@@ -144,8 +147,8 @@ def test_epoll_of_one_file_by_two_numbers_one_closed() -> None:
         assert find_lost(proc.descriptors(os.getpid()), {}) == (LostEpoll(os.getpid(), epoll.fileno()),)
 
 
-def test_epoll_of_a_file_that_an_earlier_process_has_by_another_number() -> None:
-    """CRIU finds it only in the first process that has the file."""
+def test_epoll_of_a_file_that_an_earlier_process_has_by_another_number_is_lost() -> None:
+    """CRIU looks for the number only in the first process that has the file."""
     with own_descriptors():
         watched = os.eventfd(0)
         code = (

@@ -72,7 +72,7 @@ def test_other_file_of_the_same_name_hides_the_first(hides: Path) -> None:
         assert find(process.pid) == ()
 
 
-def test_file_of_a_mount_that_is_gone(hides: Path) -> None:
+def test_file_of_an_unmounted_file_system_is_unreachable(hides: Path) -> None:
     hide(hides)
     (hides / "file").touch()
     with program(f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n{WAITS}") as process:
@@ -82,7 +82,7 @@ def test_file_of_a_mount_that_is_gone(hides: Path) -> None:
         assert (found.pid, found.why) == (process.pid, "mount")
 
 
-def test_device_of_a_mount_that_is_gone(hides: Path) -> None:
+def test_device_of_an_unmounted_file_system_is_unreachable(hides: Path) -> None:
     """A container's program may inherit /dev/null from another mount namespace."""
     hide(hides)
     os.mknod(hides / "null", 0o600 | stat.S_IFCHR, Path("/dev/null").stat().st_rdev)
@@ -115,15 +115,15 @@ os.closerange(gone + 1, gone + 9)
 """
 
 
-def test_files_without_a_name_in_their_directory(tmp_path: Path) -> None:
-    """Open or mapped. One without any name is in the checkpoint."""
+def test_files_that_lost_one_of_their_names_are_found(tmp_path: Path) -> None:
+    """The files are open or mapped. A file without any name is in the checkpoint, and not listed."""
     with program(LINKED.format(str(tmp_path)) + WAITS) as process:
         found = find_unlinked_files([process.pid], proc.descriptors(process.pid))
         assert found == (f"{tmp_path}/c", f"{tmp_path}/f")
 
 
-def test_files_needed_from_memory_file_systems(hides: Path) -> None:
-    """A restore needs the files there, but not the directory itself or files in the checkpoint."""
+def test_files_that_a_restore_needs_from_memory_file_systems_are_found(hides: Path) -> None:
+    """The directory itself and files in the checkpoint are not needed."""
     hide(hides)
     with program(LINKED.format(str(hides)) + WAITS) as process:
         opened = proc.descriptors(process.pid)

@@ -41,7 +41,7 @@ def test_ended_process_has_no_sockets() -> None:
     assert list(read_socket_kinds(child, (0, 1, 2))) == []
 
 
-def test_unread_bytes_of_a_udp_socket() -> None:
+def test_unread_bytes_of_a_udp_socket_are_counted() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as receiver, socket.socket(type=socket.SOCK_DGRAM) as sender:
         receiver.bind(("127.0.0.1", 0))
         assert unread_bytes(os.getpid(), receiver.fileno()) == 0

@@ -14,7 +14,7 @@ SEQPACKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_pending_connections_are_no_messages(tmp_path: Path, is_frozen: bool) -> None:
+def test_pending_connections_do_not_count_as_messages(tmp_path: Path, is_frozen: bool) -> None:
     with socket.socket(*SEQPACKET) as listener, socket.socket(*SEQPACKET) as client:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()

@@ -75,7 +75,7 @@ def look(pid: int) -> Observed:
     return observe(root, own)
 
 
-def test_tree_with_sockets_and_a_deleted_file(family: tuple[int, int]) -> None:
+def test_sockets_and_deleted_maps_of_a_tree_are_observed(family: tuple[int, int]) -> None:
     pid, datagram = family
     seen = look(pid)
     assert seen.tree.root.pid == pid
@@ -89,7 +89,7 @@ def test_tree_with_sockets_and_a_deleted_file(family: tuple[int, int]) -> None:
     assert (seen.own_namespaces, seen.own_capabilities) == (own.namespaces, proc.effective_capabilities())
 
 
-def test_tree_without_sockets() -> None:
+def test_tree_without_sockets_has_no_connections() -> None:
     process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         seen = look(process.pid)

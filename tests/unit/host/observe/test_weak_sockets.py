@@ -19,7 +19,7 @@ USERS = {100: 1000, 101: 33}
 @pytest.mark.parametrize(
     ("peer_user", "is_weak"), [(33, True), (1000, False), (0, False)], ids=["another's", "its own", "root's"]
 )
-def test_peer_of_another_user_in_the_tree(peer_user: int, is_weak: bool) -> None:
+def test_socket_with_a_peer_of_another_user_is_weak_unless_it_is_root(peer_user: int, is_weak: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         inodes = {(100, 3): os.fstat(ours.fileno()).st_ino, (101, 4): os.fstat(theirs.fileno()).st_ino}

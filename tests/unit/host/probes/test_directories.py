@@ -16,7 +16,7 @@ IS_ROOT = os.geteuid() == 0
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
-def test_store_directory(tmp_path: Path) -> None:
+def test_store_must_be_closed_to_other_users(tmp_path: Path) -> None:
     absent = setup.store(tmp_path / "a b/store")
     assert absent.state == "ok"
     assert absent.found.startswith(f"{tmp_path}/a b/store does not exist yet; the first dump makes it: ")
@@ -59,7 +59,7 @@ def test_store_in_memory_is_reported(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_store_on_a_read_only_mount(tmp_path: Path) -> None:
+def test_store_on_a_read_only_mount_is_reported(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from crckpt.host.probes import setup; "
         "print(setup.store(Path(sys.argv[1])))"
@@ -75,7 +75,7 @@ def test_store_on_a_read_only_mount(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_store_below_a_closed_directory(tmp_path: Path) -> None:
+def test_store_below_a_closed_directory_has_no_safe_fix(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     os.seteuid(65534)
@@ -86,7 +86,7 @@ def test_store_below_a_closed_directory(tmp_path: Path) -> None:
     assert (outcome.state, outcome.safe) == ("missing", False)
 
 
-def test_store_where_nothing_can_be_created() -> None:
+def test_store_where_nothing_can_be_created_is_reported() -> None:
     """The modes of /proc and of a file do not matter."""
     for below in (Path("/proc"), Path(__file__)):
         outcome = setup.store(below / "store")
@@ -94,7 +94,7 @@ def test_store_where_nothing_can_be_created() -> None:
         assert f"{below}/store does not exist and cannot be made below {below}: " in outcome.found
 
 
-def test_staging_directory(tmp_path: Path) -> None:
+def test_missing_staging_directory_has_a_fix(tmp_path: Path) -> None:
     assert setup.staging(None, tmp_path / "store").found.startswith("during a dump images are in the store: ")
     assert setup.staging(tmp_path, tmp_path).state == "ok"
     assert setup.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"

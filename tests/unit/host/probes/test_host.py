@@ -144,7 +144,7 @@ def test_module_counts_as_loadable_only_if_it_exists(tmp_path: Path) -> None:
     assert inside(hidden, script) == ["modprobe tun False", "modprobe tun True"]
 
 
-def test_checks_without_root(facts: dict[str, Fact]) -> None:
+def test_checks_without_root_start_no_trial_that_needs_root(facts: dict[str, Fact]) -> None:
     """The checks run in a user namespace, where the owner can still read the checkout in /root."""
     nobody = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
     lines = inside(nobody, "for fact in checks.values(): print(fact.state, fact.key, fact.found)")
@@ -170,7 +170,7 @@ def test_root_of_a_user_namespace_is_not_root() -> None:
     ("capability", "lost"),
     [("sys_ptrace", {"capabilities"}), ("net_admin", {"capabilities", "tcp_repair", "lock_nftables"})],
 )
-def test_root_without_a_capability(capability: str, lost: set[str]) -> None:
+def test_root_without_a_capability_is_told_which_one(capability: str, lost: set[str]) -> None:
     without = ["setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}"]
     lines = inside(without, f"for key in {sorted(lost)}: print(key, checks[key].state, checks[key].fix)")
     name = capability.upper()
@@ -179,8 +179,8 @@ def test_root_without_a_capability(capability: str, lost: set[str]) -> None:
 
 
 @AS_ROOT
-def test_host_without_tmpfs_tun_and_cgroups() -> None:
-    """They are hidden or removed in a mount namespace."""
+def test_missing_tun_and_cgroups_are_reported() -> None:
+    """The test hides or unmounts them in a mount namespace."""
     hide = (
         "mount -t tmpfs none /run && umount -R /sys/fs/cgroup && mount -t tmpfs none /dev && "
         'mknod /dev/null c 1 3 && exec "$@"'

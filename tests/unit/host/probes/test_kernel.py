@@ -47,7 +47,7 @@ def test_security_modules_are_detected() -> None:
     assert machine.has_security_module("apparmor") == ("apparmor" in names)
 
 
-def test_pid_limit_and_machine() -> None:
+def test_pid_limit_and_machine_are_read() -> None:
     assert os.getpid() < machine.pid_limit()
     assert machine.arch() == os.uname().machine
 

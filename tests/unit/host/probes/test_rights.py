@@ -16,7 +16,7 @@ AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
 @AS_ROOT
-def test_capabilities_of_criu_without_root(tmp_path: Path) -> None:
+def test_missing_capabilities_of_criu_have_a_fix(tmp_path: Path) -> None:
     program = Path(shutil.copy("/bin/true", tmp_path / "criu"))
     if shutil.which("setcap") is None:
         pytest.skip("there is no setcap")

@@ -51,7 +51,7 @@ def test_only_appending_writers_are_append_only(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_descriptors_of_every_kind(tmp_path: Path) -> None:
+def test_descriptors_of_every_kind_are_described(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     left, right = socket.socketpair()
     event = os.eventfd(3, EFD_SEMAPHORE)
@@ -104,7 +104,7 @@ def unanswering(tmp_path: Path) -> Iterator[int]:
     assert libc.umount2(place, 2) == 0
 
 
-def test_file_system_that_does_not_answer(unanswering: int, tmp_path: Path) -> None:
+def test_file_on_an_unanswering_file_system_has_only_its_path(unanswering: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not connected"):
         os.fstat(unanswering)
     found = descriptor(unanswering)

@@ -37,7 +37,7 @@ def test_ended_process_has_no_maps() -> None:
     assert find_mapped_files(2**22 + 1) == {}
 
 
-def test_mapped_files_without_a_name(tmp_path: Path) -> None:
+def test_mapped_file_that_lost_its_name_is_found_once(tmp_path: Path) -> None:
     path = tmp_path / "mapped"
     path.write_bytes(bytes(2 * mmap.PAGESIZE))
     with path.open("r+b") as file:

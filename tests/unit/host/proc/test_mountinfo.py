@@ -25,7 +25,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def test_mount_with_an_unusual_name(mounted: Path) -> None:
+def test_mount_with_an_unusual_name_is_read(mounted: Path) -> None:
     (found,) = (mount for mount in read_mounts() if mount.path == str(mounted))
     status = mounted.stat()
     assert (found.device, found.kind) == (status.st_dev, "tmpfs")

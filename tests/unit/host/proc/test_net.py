@@ -29,7 +29,7 @@ def test_tcp_connection_is_read(table: InetTable, family: socket.AddressFamily, 
     assert (connected.remote, connected.state, connected.has_peer) == (f"{title}:{port}", "ESTABLISHED", True)
 
 
-def test_name_with_a_line_feed(tmp_path: Path) -> None:
+def test_socket_name_ends_at_a_line_feed(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(str(tmp_path / "a\nb"))
         (row,) = (row for row in read_unix(os.getpid()) if row.inode == os.fstat(bound.fileno()).st_ino)

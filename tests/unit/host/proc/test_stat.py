@@ -10,7 +10,7 @@ from crckpt.host.proc.status import parse_stat, read_stat, start_time
 
 
 @pytest.mark.parametrize("name", ["python", "a b", ") R 1 (", "((", ""])
-def test_name_with_any_characters(name: str) -> None:
+def test_comm_with_any_characters_is_parsed(name: str) -> None:
     stat = parse_stat(f"7 ({name}) S 1 2 3 " + " ".join(str(number) for number in range(7, 53)))
     assert (stat.comm, stat.state, stat.ppid, stat.pgid, stat.sid) == (name, "S", 1, 2, 3)
     # Numbers as in proc_pid_stat(5).

@@ -49,7 +49,7 @@ def test_thread_has_its_own_fields() -> None:
         thread.join()
 
 
-def test_pid_inside_a_pid_namespace() -> None:
+def test_pid_inside_a_pid_namespace_is_read() -> None:
     argv = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo ready; read line"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as unshare:
         assert unshare.stdout is not None

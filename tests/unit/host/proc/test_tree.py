@@ -148,7 +148,7 @@ def test_ended_tasks_are_recognized(waiting: subprocess.Popen[bytes], ended: int
     assert proc.find_ended_tasks(tasks, os.getpid()) == (gone, gone, ended)
 
 
-def test_wait_until_gone(waiting: subprocess.Popen[bytes], ended: int) -> None:
+def test_wait_until_gone_returns_the_processes_that_remain(waiting: subprocess.Popen[bytes], ended: int) -> None:
     assert proc.wait_until_gone([free_pid()], 0) == ()
     assert proc.wait_until_gone([waiting.pid, ended], 0.03) == (waiting.pid, ended)
     reaper = threading.Timer(0.05, os.waitpid, (ended, 0))

@@ -46,7 +46,7 @@ def limit_memory(group: Path, most: str, used: str) -> None:
         write(group, memory_max=most, memory_current=used, memory_stat=stat)
 
 
-def test_groups_without_limits(inner: Path) -> None:
+def test_groups_without_limits_leave_memory_and_tasks_unlimited(inner: Path) -> None:
     assert list(cgroups.memory_left()) == []
     assert cgroups.tasks_left() is None
     assert space.free_memory() > 1 << 20
@@ -72,7 +72,7 @@ def test_allowed_swap_counts(inner: Path) -> None:
     assert list(cgroups.memory_left(swap=5000)) == [970]
 
 
-def test_pid_limit_of_the_tightest_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pid_limit_of_the_tightest_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _in_group(monkeypatch, tmp_path, BOTH)
     write(tmp_path / "fs/pids", pids_max="max", pids_current="70")
     write(tmp_path / "fs/pids/outer", pids_max="100", pids_current="60")

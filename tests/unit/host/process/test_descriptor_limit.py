@@ -22,7 +22,7 @@ print(limits.soft, limits.hard, limits.pages_in_pipe)
     ("size", "processes", "pipes"),
     [(0, 1, 1), (1, 1, 2), (16 * 4096, 1, 2), (16 * 4096 + 1, 1, 3), (160 * 4096, 5, 15)],
 )
-def test_two_descriptors_per_pipe_and_a_reserve(size: int, processes: int, pipes: int) -> None:
+def test_two_descriptors_per_pipe_and_a_reserve_are_needed(size: int, processes: int, pipes: int) -> None:
     assert LIMITS.count_needed(size, processes) == 2 * pipes + 64
 
 

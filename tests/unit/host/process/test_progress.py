@@ -76,7 +76,7 @@ def test_process_waiting_for_input_waits_for_no_disk(waiting: subprocess.Popen[b
     assert not waits_for_a_program([waiting.pid])
 
 
-def test_process_waiting_in_a_system_call(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_waiting_in_pipe_read_waits_for_a_program(waiting: subprocess.Popen[bytes]) -> None:
     """The process reads from a pipe soon after it has reported that it is ready."""
     if os.geteuid() != 0:
         pytest.skip("only root reads the stacks of the kernel")

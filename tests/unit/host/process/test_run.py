@@ -131,7 +131,7 @@ def test_second_wait_closes_no_other_descriptor(tmp_path: Path) -> None:
     assert child.ends_within(0)
 
 
-def test_ends_within(tmp_path: Path) -> None:
+def test_ends_within_returns_whether_the_child_has_ended(tmp_path: Path) -> None:
     child = run.start(["sleep", "60"], output=tmp_path / "out")
     assert not child.ends_within(0.02)
     os.kill(child.pid, signal.SIGTERM)

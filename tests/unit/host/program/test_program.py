@@ -58,7 +58,7 @@ JAVA = "/usr/lib/jvm/java-17/bin/java"
         ("/opt/server (deleted)", "./server", "server"),
     ],
 )
-def test_name_of_a_program(executable: str, line: str, name: str) -> None:
+def test_program_is_named_by_its_script_module_or_executable(executable: str, line: str, name: str) -> None:
     words = line.split()
     comm = "redis-server" if "redis" in line else words[0].rsplit("/", maxsplit=1)[-1]
     if executable.startswith("/memfd"):

@@ -62,7 +62,7 @@ def path_of(group: Path) -> str:
     return f"/{group.parent.name}/{group.name}"
 
 
-def test_main_process_of_a_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_only_the_main_process_is_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     service = slice_ / "web@1.service"
     put(shell.pid, service)
     child = start_child(shell)

@@ -61,7 +61,7 @@ def test_kernel_writes_count(target: StatementRunner, tmp_path: Path) -> None:
     with_it.close()
 
 
-def test_more_regions_than_one_scan_returns(target: StatementRunner) -> None:
+def test_all_regions_are_found_in_several_scans(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)

@@ -40,7 +40,7 @@ def traced(pid: int) -> Iterator[None]:
         ptrace_requests.call("detach", pid)
 
 
-def test_registers_of_a_thread_waiting_in_read(target: StatementRunner) -> None:
+def test_registers_of_a_thread_show_that_it_waits_in_read(target: StatementRunner) -> None:
     stack = next(each for each in read_maps(target.pid) if each.path == "[stack]")
 
     def check() -> None:

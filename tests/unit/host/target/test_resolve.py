@@ -199,7 +199,7 @@ def test_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tu
         process.wait()
 
 
-def test_pidfile_in_a_shared_directory(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_own_pidfile_in_a_shared_directory_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     """In /tmp, the creator of a file owns it."""
     directory = tmp_path / "everybody"
     directory.mkdir()
@@ -214,7 +214,7 @@ def test_fifo_is_not_a_pidfile(tmp_path: Path) -> None:
     assert "Not a regular file" in refused(f"pidfile:{tmp_path}/fifo").message
 
 
-def test_pidfile_of_an_ended_process(tmp_path: Path) -> None:
+def test_pidfile_of_an_ended_process_is_refused(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     (tmp_path / "pidfile").write_text(str(ended.pid))
@@ -234,7 +234,7 @@ def test_pidfile_with_other_content_is_refused(tmp_path: Path, content: bytes) -
     assert error.hint == f"read it: cat {tmp_path}/pidfile"
 
 
-def test_pidfile_that_starts_with_a_pid(tmp_path: Path) -> None:
+def test_pidfile_with_more_than_a_pid_suggests_the_pid(tmp_path: Path) -> None:
     """PostgreSQL writes such pidfiles."""
     (tmp_path / "postmaster.pid").write_text("812\n/var/lib/postgresql/15/main\n1795660\n")
     hint = refused(f"pidfile:{tmp_path}/postmaster.pid").hint
@@ -316,7 +316,7 @@ def test_inactive_unit_is_refused(systemctl: Path) -> None:
     assert error.hint == "see why: systemctl status web.service"
 
 
-def test_unit_without_a_main_process(systemctl: Path) -> None:
+def test_unit_without_a_main_process_suggests_its_cgroup(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "active", "running", 0, "/system.slice/web.service"))
     assert refused("unit:web").hint == "name its cgroup: cgroup:/system.slice/web.service"
 

@@ -254,7 +254,7 @@ def test_removed_file_without_a_name_moves(target: StatementRunner, there: Path,
     assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken"]
 
 
-def test_file_name_that_is_no_text(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_file_name_that_is_not_unicode_is_checked(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff\xfe\n")
     path.write_bytes(_CONTENT)
     target.do(f"held = open({os.fsencode(path)!r})")
@@ -275,7 +275,7 @@ def test_port_in_use_is_a_blocker(target: StatementRunner, there: Path) -> None:
     assert blocker.remedy.startswith(f"on {HOST}: find it: ss ")
 
 
-def test_port_of_closed_connections(target: StatementRunner, there: Path) -> None:
+def test_port_of_closed_connections_is_a_blocker(target: StatementRunner, there: Path) -> None:
     port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); result = s.getsockname()[1]")
     questions = ask_about(target_at(target.pid, there))
     target.do("s.close()")
@@ -515,7 +515,7 @@ def test_stopped_process_without_a_shell_is_a_blocker(target: StatementRunner, t
     assert report(dump_target, questions, answers).blockers[0].remedy == "continue it before the move: fg"
 
 
-def test_tree_of_several_processes_with_threads(target: StatementRunner, there: Path) -> None:
+def test_every_process_and_thread_of_a_tree_is_asked_about(target: StatementRunner, there: Path) -> None:
     target.do("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
     child = target.do("import subprocess; p = subprocess.Popen(['sleep', 'infinity']); result = p.pid")
     questions = ask_about(target_at(target.pid, there))

@@ -34,7 +34,7 @@ SECOND = Round(
 SHORT, LONG = Downtime(0.01, 0.3), Downtime(0.9, 0.3)
 
 
-def test_write_rate_of_a_program() -> None:
+def test_write_rate_is_known_from_the_second_round() -> None:
     assert FIRST.written_per_s is None
     assert SECOND.written_per_s == 20 * MIB
 
@@ -47,7 +47,7 @@ def test_pages_written_meanwhile_count_towards_the_downtime() -> None:
     assert estimate_downtime([FIRST, slower], slower.written_per_s).written_s > 9 * downtime.written_s
 
 
-def test_first_estimate_without_a_rate() -> None:
+def test_first_estimate_assumes_that_all_pages_are_written_again() -> None:
     """Without a rate, all pages may have been written again, but no more than exist."""
     for rate in (None, 1e12):
         assert estimate_downtime([FIRST], rate).written_s == FIRST.store_s + FIRST.send_s
@@ -102,9 +102,7 @@ def test_slow_store_means_a_slow_restore() -> None:
         (replace(REQUEST, max_downtime_ms=300), [FIRST, SECOND], LONG, ""),
     ],
 )
-def test_reason_for_the_end_of_rounds(
-    request_: MigrateRequest, rounds: list[Round], downtime: Downtime, why: str
-) -> None:
+def test_rounds_end_with_a_reason(request_: MigrateRequest, rounds: list[Round], downtime: Downtime, why: str) -> None:
     assert explain_end(request_, rounds, downtime, 11.0 * MIB) == why
 
 

@@ -53,7 +53,7 @@ def tree() -> Iterator[proc.Tree]:
 
 
 @pytest.mark.usefixtures("few_descriptors")
-def test_tree_with_more_processes_than_descriptors(tree: proc.Tree) -> None:
+def test_end_of_a_tree_with_more_processes_than_descriptors_is_seen(tree: proc.Tree) -> None:
     assert len(tree.pids) == 401
     end = TreeEnd(tree)
     for pid in tree.pids:

@@ -145,8 +145,8 @@ def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file has a temporary name until it is complete. Such a file system refuses O_TMPFILE."""
+def test_file_arrives_on_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a file system refuses O_TMPFILE: the file has a temporary name until it is complete."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     asked = _prepare(elsewhere, "one")
     assert _move(asked, (elsewhere / "one").unlink) is None

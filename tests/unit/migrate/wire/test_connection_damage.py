@@ -156,7 +156,7 @@ def test_recorded_conversation_can_be_replayed(conversation: Conversation) -> No
     assert str(error) == "destination aborted the move: the end"
 
 
-def test_conversation_is_cut_at_every_frame(conversation: Conversation) -> None:
+def test_conversation_cut_at_any_frame_is_reported_as_ended(conversation: Conversation) -> None:
     at = 0
     for frame in conversation.frames:
         for cut in {at, at + 1, at + HEADER_BYTES, at + len(frame) - 1}:
@@ -166,7 +166,7 @@ def test_conversation_is_cut_at_every_frame(conversation: Conversation) -> None:
         at += len(frame)
 
 
-def test_bit_flips_in_every_frame(conversation: Conversation) -> None:
+def test_bit_flip_in_any_frame_ends_the_connection(conversation: Conversation) -> None:
     chosen = random.Random(1)
     at = 0
     for number, frame in enumerate(conversation.frames):
@@ -182,7 +182,7 @@ def test_bit_flips_in_every_frame(conversation: Conversation) -> None:
 
 @FUZZ
 @given(data=st.data())
-def test_frames_are_lost_duplicated_and_swapped(conversation: Conversation, data: st.DataObject) -> None:
+def test_lost_duplicated_and_swapped_frames_are_errors(conversation: Conversation, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, len(conversation.frames) - 1), max_size=12))
     error = conversation.play(b"".join(conversation.frames[number] for number in numbers))
     assert isinstance(error, RemoteError | IntegrityError)

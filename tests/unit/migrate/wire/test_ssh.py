@@ -91,12 +91,12 @@ def test_arguments_arrive_unchanged(ssh: Callable[[], tuple[str, ...]], receive:
     assert "['receive', '--store', '/a store/$(id)']" in caught.value.message
 
 
-def test_ssh_command() -> None:
+def test_ssh_command_ends_with_host_and_remote_command() -> None:
     assert make_command("root@there", "crckpt", None)[-3:] == ("--", "root@there", "crckpt receive")
     assert make_command("there", "'/opt/my crckpt'", "/s t")[-1] == "'/opt/my crckpt' receive --store '/s t'"
 
 
-def test_remote_command_with_arguments() -> None:
+def test_arguments_of_the_remote_command_are_quoted() -> None:
     assert make_command("there", "sudo -n crckpt", None)[-1] == "sudo -n crckpt receive"
     assert make_command("there", "sudo $(id)", None)[-1] == "sudo '$(id)' receive"
     for command in ("", " ", "'"):

@@ -66,7 +66,7 @@ def test_program_of_another_user_is_refused(context: Context, repository: Reposi
     [((33, 33, 33, 33), None), ((0, 0, 0, 0), None), ((34, 34, 34, 34), "trainer")],
     ids=["the same user", "root", "a job that was named"],
 )
-def test_accepted_users_and_jobs(
+def test_same_user_root_and_a_named_job_are_accepted(
     context: Context, repository: Repository, tmp_path: Path, uids: tuple[int, ...], job: str | None
 ) -> None:
     check(dumped_by(context, (34, 34, 34, 34)), repository)  # there is no checkpoint yet

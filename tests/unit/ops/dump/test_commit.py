@@ -111,14 +111,14 @@ def test_additional_rights_of_a_thread_are_refused(
     assert what in output
 
 
-def test_thread_killed_before_its_rights_were_read(
+def test_thread_killed_before_its_rights_were_read_fails_the_commit(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
     del rights[ROOT]
     assert f"task {ROOT} was killed while it was frozen" in refusal(dump, workspace, rights)
 
 
-def test_tree_killed_before_its_rights_were_read(
+def test_tree_killed_before_its_rights_were_read_fails_the_commit(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
     assert f"task {min(rights)} was killed while it was frozen" in refusal(dump, workspace, {})

@@ -23,7 +23,7 @@ sys.stdin.read()
 """
 
 
-def test_usage_of_each_process() -> None:
+def test_usage_of_each_process_is_read() -> None:
     with program(FAMILY) as process:
         found = tuple(read_tree_usage(proc.read_tree(read(process.pid))))
         (child,) = proc.children(process.pid)

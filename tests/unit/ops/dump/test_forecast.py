@@ -23,5 +23,5 @@ SPEED, LOAD = DumpSpeed(byte_ms=1 / MIB, slowness=0.0, around_ms=50.0), Load(mem
         (2000 * MIB, 2004.0),  # unless it has grown since
     ],
 )
-def test_estimated_freeze_after_a_round(tracked: int, memory_ms: float) -> None:
+def test_estimated_freeze_grows_with_the_pages_written_since_a_round(tracked: int, memory_ms: float) -> None:
     assert freeze_after_ms(SPEED, LOAD, ROUND, tracked, 0) == pytest.approx(ROUND.frozen_ms + memory_ms)

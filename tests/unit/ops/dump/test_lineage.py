@@ -71,7 +71,7 @@ def test_untracked_tree_has_a_lineage_only_if_incremental_is_requested(
     assert open_lineage(root, CRIU, wanted=None, apart=False) is None
 
 
-def test_tree_with_a_killed_tracker(root: proc.Process, repository: Repository) -> None:
+def test_killed_tracker_is_the_predicted_reason_for_a_full_dump(root: proc.Process, repository: Repository) -> None:
     leave_socket(root)
     summary = predicted(root, repository, wanted=None)
     assert summary is not None
@@ -79,7 +79,7 @@ def test_tree_with_a_killed_tracker(root: proc.Process, repository: Repository) 
 
 
 @pytest.mark.parametrize(("wanted", "is_said"), [(True, True), (None, False), (False, False)])
-def test_tree_that_cannot_be_tracked(
+def test_tree_that_cannot_be_tracked_has_a_reason_only_if_incremental_is_requested(
     root: proc.Process, repository: Repository, wanted: bool | None, is_said: bool
 ) -> None:
     summary = predict_lineage(root, CRIU, lambda: repository, wanted=wanted, apart=True)
@@ -107,7 +107,7 @@ def test_reason_comes_from_the_tracker(root: proc.Process, repository: Repositor
     assert prediction(root, repository, replace(keeper, why_full="it was replaced")).why_full == "it was replaced"
 
 
-def test_tracker_of_another_criu(
+def test_tracker_of_another_criu_makes_the_dump_full(
     root: proc.Process, repository: Repository, keeper: Keeper, checkpoint: Checkpoint
 ) -> None:
     summary = prediction(root, repository, replace(keeper, criu="/opt/criu", base=checkpoint.id))

@@ -31,7 +31,7 @@ def other(root: proc.Process, boot_id: str = "", pid: int = 0) -> proc.Identity:
     return proc.Identity(boot_id or proc.boot_id(), pid or root.pid, 1)
 
 
-def test_reasons_for_a_missing_tracker(root: proc.Process) -> None:
+def test_missing_tracker_is_explained_by_the_identity_of_the_tracked_root(root: proc.Process) -> None:
     assert why_no_tracker(root, None) == ""
     assert why_no_tracker(root, root.identity) == "its tracker has ended"
     restored = "the tree was restored or started again since it was tracked"
@@ -43,7 +43,7 @@ def test_reasons_for_a_missing_tracker(root: proc.Process) -> None:
     assert why_no_tracker(root, proc.Identity("", 0, 0)) == older
 
 
-def test_tracker_ended_on_request(root: proc.Process) -> None:
+def test_tracker_ended_on_request_is_remembered_until_its_process_ends(root: proc.Process) -> None:
     record_path(KEEPER, root.identity, ENDED_MARK).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark_ended(root.pid)
     assert was_ended(root)

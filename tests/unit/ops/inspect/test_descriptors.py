@@ -52,7 +52,7 @@ def described(file: RegularFile | Fifo, *others: RegularFile) -> tuple[str, tupl
         (os.O_PATH, "r", ("path",)),
     ],
 )
-def test_open_mode_of_a_file(flags: int, access: str, words: tuple[str, ...]) -> None:
+def test_access_and_flags_of_a_file_are_described(flags: int, access: str, words: tuple[str, ...]) -> None:
     assert described(replace(FILE, flags=flags)) == (access, words)
     # The images have the flags of a named pipe in another file.
     assert described(Fifo(9, 77, FILE.id, "/run/fifo"), replace(FILE, flags=flags)) == (access, words)
@@ -68,7 +68,7 @@ def test_open_mode_of_a_file(flags: int, access: str, words: tuple[str, ...]) ->
         (None, "file"),
     ],
 )
-def test_kind_of_a_file(mode: int | None, kind: str) -> None:
+def test_file_mode_gives_the_kind_of_a_file(mode: int | None, kind: str) -> None:
     section = file_section(1, OpenDescriptor(3, replace(FILE, mode=mode), close_on_exec=False), NOTHING)
     assert (section.kind, section.path, section.offset, section.size) == (kind, "/srv/data", 42, 100)
     assert not section.deleted
@@ -95,7 +95,7 @@ def test_unix_socket_names_its_peer(names: dict[int, str], remote: str) -> None:
     assert (section.local, section.remote, section.holders) == ("/run/x", remote, (Holder(1, 2),))
 
 
-def test_socket_without_name_and_peer() -> None:
+def test_unnamed_socket_is_shown_by_its_inode() -> None:
     section = socket_section(replace(SOCKET, name_bytes=b"", peer=0, deleted=True), (), NOTHING)
     assert section is not None
     assert (section.local, section.remote, section.deleted) == ("#55", "", True)

@@ -15,7 +15,7 @@ from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import ElfSegment, layout, note
 
 
-def test_segment_layout() -> None:
+def test_segments_begin_at_page_boundaries_of_the_file() -> None:
     """A segment that is not in the file takes no space there; memory begins at page boundaries."""
     segments = (
         ElfSegment(0x1000, 0x2000, 5, True),
@@ -39,8 +39,7 @@ def test_segment_layout() -> None:
     assert {load.align for load in loads} == {PAGE_SIZE}
 
 
-def test_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
-    """readelf finds them all."""
+def test_readelf_finds_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
     many = 70_000
     made = layout([ElfSegment(at * 2 * PAGE_SIZE, PAGE_SIZE, 1, False) for at in range(1, many + 1)], note(1, b""))
     assert len(programs(made.head)) == many + 1

@@ -134,7 +134,7 @@ def test_identical_pages_are_not_read(stored: tuple[Repository, Checkpoint, Chec
     assert _compared(repository, before, before) == ({}, 0)
 
 
-def test_removed_new_split_and_grown_mappings(
+def test_pages_of_removed_and_shortened_mappings_are_gone_and_new_in_reverse(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, _, _ = stored

@@ -32,7 +32,7 @@ def found(base: Path) -> Sections:
     return sections(Context(base), "job", ("ps", "files", "sockets", "maps"))
 
 
-def test_processes_of_every_state(found: Sections) -> None:
+def test_processes_of_every_state_are_listed(found: Sections) -> None:
     assert found.ps is not None
     states = {process.state: process for process in found.ps}
     assert set(states) == {"alive", "stopped", "zombie"}
@@ -41,7 +41,7 @@ def test_processes_of_every_state(found: Sections) -> None:
     assert states["zombie"].exe == ""
 
 
-def test_files_of_every_kind(found: Sections) -> None:
+def test_files_of_every_kind_are_listed(found: Sections) -> None:
     assert found.files is not None
     root = [file for file in found.files if file.pid == recorded_images.PIDS[0]]
     assert [file.fd for file in root] == sorted(file.fd for file in root)
@@ -66,7 +66,7 @@ def test_sockets_have_both_ends(found: Sections) -> None:
     assert len(listening) > 1
 
 
-def test_other_sections_are_none(base: Path) -> None:
+def test_sections_that_were_not_requested_are_none(base: Path) -> None:
     found = sections(Context(base), "job", ["maps"])
     assert (found.ps, found.files, found.sockets, found.env) == (None, None, None, None)
     assert found.maps

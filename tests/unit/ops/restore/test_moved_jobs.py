@@ -118,10 +118,9 @@ def test_checkpoints_after_the_move_can_be_restored(
     assert refusal(repository, second) is None
 
 
-def test_removed_checkpoint_of_a_move(
+def test_time_of_a_move_decides_after_its_checkpoint_was_removed(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
-    """The time of the move decides."""
     first, second = checkpoints
     record_move(repository, "source", "done", second)
     repository.remove((second.id,))

@@ -15,7 +15,7 @@ from crckpt.host.proc import Descriptor
     ("end", "key", "message"),
     [(READS, "outside-pipe-read", "then end of file"), (WRITES, "outside-pipe", "the output of crckpt restore")],
 )
-def test_pipe_to_an_outside_process(end: Descriptor, key: str, message: str) -> None:
+def test_pipe_to_an_outside_process_is_a_warning_unless_closed(end: Descriptor, key: str, message: str) -> None:
     observation = with_files(end, replace(end, pid=101, fd=9))
     (warning,) = plan(observation).warnings
     assert (warning.key, message in warning.what) == (key, True)
@@ -23,7 +23,7 @@ def test_pipe_to_an_outside_process(end: Descriptor, key: str, message: str) -> 
     assert plan(replace(observation, closed_pipes=frozenset({55}))).warnings == ()
 
 
-def test_more_pipes_than_criu_saves() -> None:
+def test_more_pipes_than_criu_saves_are_a_blocker() -> None:
     many = tuple(replace(READS, target=f"pipe:[{number}]") for number in range(1024))
     full = with_files(*many, *many, replace(WRITES, target="pipe:[9999]"))
     assert plan(full).blockers == ()

@@ -52,7 +52,7 @@ def test_younger_tasks_inherit_attributes(tree: ImageTree) -> None:
     ],
     ids=["as it was", "all are all", "what is left", "nothing is left"],
 )
-def test_affinity_on_another_host(
+def test_affinity_is_reduced_to_the_cpus_of_another_host(
     tree: ImageTree, had: tuple[int, ...], was: tuple[int, ...], now: tuple[int, ...], gets: tuple[int, ...]
 ) -> None:
     record = of_root(tree, was, threads={tree.root.pid: {"affinity": had}})
@@ -74,8 +74,8 @@ def test_pending_labels_are_reported(tree: ImageTree) -> None:
     assert "has set exec to confined_t" in found.what
 
 
-def test_socket_of_another_user_than_of_the_process_that_makes_it(tree: ImageTree) -> None:
-    """CRIU makes a shared socket in the process with the lowest PID, which may be root's by now."""
+def test_socket_of_another_user_than_its_future_maker_is_reported(tree: ImageTree) -> None:
+    """CRIU creates a shared socket in the process with the lowest PID, whose user may be another one."""
     file = tree.inet_sockets[0]
     first = min(
         (each for each in tree.processes if any(opened.file == file for opened in each.descriptors)),
@@ -91,10 +91,10 @@ def test_socket_of_another_user_than_of_the_process_that_makes_it(tree: ImageTre
 
 
 @pytest.mark.parametrize(("first", "second", "is_lost"), [(0, 1234, True), (1234, 0, False), (0, 0, False)])
-def test_waiting_client_that_another_user_may_have_connected(
+def test_waiting_client_that_another_user_may_have_connected_is_reported(
     tree: ImageTree, first: int, second: int, is_lost: bool
 ) -> None:
-    """Root made the socket and gave it to a child: whichever of them has connected it, CRIU does it as the first."""
+    """Root made the socket and gave it to a child. Whichever of them connected it, CRIU connects it as the first."""
     listener = UnixSocket(9001, 9001, "stream", "listen", b"@crckpt-test")
     client = UnixSocket(9002, 9002, "stream", "established", peer=9001)
     living = sorted((each for each in tree.processes if each.core.rights is not None), key=lambda each: each.pid)[:2]
@@ -137,7 +137,7 @@ def test_processes_that_share_no_session_keyring(tree: ImageTree) -> None:
     assert find_separate_sessions(replace(tree, processes=(*equals, *others))) == {4: 4, 5: 5, 6: 6}
 
 
-def test_permitted_session_keyrings(tree: ImageTree) -> None:
+def test_session_keyring_is_shared_only_with_its_only_user(tree: ImageTree) -> None:
     """The keyring of its only user, or the one that it had. Without a keyring of ours nothing is handed on."""
     who = tree.root.core.credentials
     assert who is not None

@@ -59,7 +59,7 @@ def test_deleted_files_need_no_path(tree: ImageTree) -> None:
 @pytest.mark.parametrize(
     "change", [{"path": "/proc/5/stat"}, {"path": "/dev/pts/3"}, {"path": "pipe:[5]"}, {"external": True}]
 )
-def test_paths_that_need_not_exist(tree: ImageTree, change: dict[str, object]) -> None:
+def test_paths_that_criu_does_not_open_need_not_exist(tree: ImageTree, change: dict[str, object]) -> None:
     assert find_needed_path(replace(file_of(tree, PLAIN), **change)) == ""
 
 

@@ -12,7 +12,7 @@ from crckpt.preflight.restore.descriptors import OutsidePipe
 from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
-def test_pipes_to_an_outside_process(planned: PlannedRestore, host: HostState) -> None:
+def test_only_pipes_whose_reader_is_outside_get_our_output(planned: PlannedRestore, host: HostState) -> None:
     ends = (
         Pipe(901, 61, os.O_RDONLY),
         Pipe(902, 62, os.O_WRONLY | os.O_NONBLOCK),

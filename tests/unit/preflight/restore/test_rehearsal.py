@@ -41,8 +41,10 @@ SIZE = 1000
         ("fd00::7", ("fd00::7",)),
     ],
 )
-def test_addresses_missing_on_a_loopback_interface(tree: ImageTree, host: str, wanted: tuple[str, ...]) -> None:
-    """Addresses that a socket is bound or connected to."""
+def test_addresses_missing_on_a_loopback_interface_are_needed(
+    tree: ImageTree, host: str, wanted: tuple[str, ...]
+) -> None:
+    """The addresses are those that a socket is bound or connected to."""
     (first, *_) = tree.inet_sockets
     here, there = Address("127.0.0.1", 1), Address(host, 2)
     for socket in (replace(first, source=here, destination=there), replace(first, source=there, destination=here)):

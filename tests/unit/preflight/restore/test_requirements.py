@@ -108,7 +108,7 @@ def test_id_above_the_limit_is_refused(tree: ImageTree) -> None:
     assert blockers.startswith("pid-limit: PID 9000 is above the PID limit of this host: sysctl -w kernel.pid_max=")
 
 
-def test_more_tasks_than_the_cgroup_allows(tree: ImageTree) -> None:
+def test_more_tasks_than_the_cgroup_allows_are_a_blocker(tree: ImageTree) -> None:
     count = len(tree.threads)
     assert count > len(tree.processes)
     assert describe_blockers(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
@@ -131,7 +131,7 @@ def test_missing_memory_and_space_are_reported_with_numbers(tree: ImageTree) -> 
     )
 
 
-def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
+def test_too_few_reserved_huge_pages_are_a_blocker(tree: ImageTree) -> None:
     enough = HugePages(1 << 30, 2, 2)
     assert describe_blockers(tree, replace(HERE, huge_pages=(enough,))) == ""
     blockers = describe_blockers(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))

@@ -35,7 +35,9 @@ def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> N
     )
 
 
-def test_port_of_closed_connections(planned: PlannedRestore, host: HostState) -> None:
+def test_port_of_closed_connections_is_a_blocker_with_the_time_to_wait(
+    planned: PlannedRestore, host: HostState
+) -> None:
     (listener,) = (
         socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
     )

@@ -56,7 +56,7 @@ def test_pid_in_use_covers_the_threads_of_the_process(planned: PlannedRestore, h
     assert len(judge_restore(planned, replace(host, owners=threads)).blockers) == 2
 
 
-def test_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
+def test_id_of_a_zombie_is_a_blocker_with_its_own_remedy(planned: PlannedRestore, host: HostState) -> None:
     blocker = only_blocker(
         judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),)))
     )

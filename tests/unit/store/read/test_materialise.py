@@ -233,7 +233,7 @@ TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 
-def test_more_files_and_frames_than_are_processed_at_once(tmp_path: Path) -> None:
+def test_more_files_and_frames_than_are_processed_at_once_round_trip(tmp_path: Path) -> None:
     numbers = [number % 1500 + 1 for number in range(5000)]
     files = {f"core-{number}.img": b"%d" % number * 40 for number in range(300)}
     ghost = {"ghost-file-1.img": b"".join(map(page, range(900, 0, -1))) + b"the end"}

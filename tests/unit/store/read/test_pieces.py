@@ -64,7 +64,7 @@ def test_extents_may_be_unordered_and_repeated(stored: tuple[Contents, Extents])
     assert fill(contents, extents[order]) == b"".join(wanted)
 
 
-def test_extents_that_end_at_a_frame_boundary(stored: tuple[Contents, Extents]) -> None:
+def test_extents_may_end_at_a_frame_boundary(stored: tuple[Contents, Extents]) -> None:
     contents, _ = stored
     filled = fill(contents, np.array([(0, FRAME_PAGES, 0, FRAME_PAGES), (0, 1, 0, FRAME_PAGES - 1)], EXTENT))
     assert len(filled) == (FRAME_PAGES + 1) * PAGE_SIZE

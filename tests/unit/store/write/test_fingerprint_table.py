@@ -71,7 +71,7 @@ def test_table_grows(batches: list[list[tuple[int, int]]], expected: int) -> Non
         assert small.find(_array(batch)).tolist() == large.find(_array(batch)).tolist()
 
 
-def test_full_table_of_random_fingerprints() -> None:
+def test_full_table_finds_every_random_fingerprint() -> None:
     prints = np.random.default_rng(1).integers(0, 1 << 63, (5000, 2)).astype(np.uint64)
     table = FingerprintTable(5000)
     assert table.number(prints)[1].tolist() == list(range(5000))

@@ -76,8 +76,8 @@ def test_growing_image_is_stored_completely(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-def test_image_that_leaves_pages_to_its_parent(tmp_path: Path) -> None:
-    """Its pages have other numbers in the file than in the memory of the process."""
+def test_image_that_leaves_pages_to_its_parent_is_stored_completely(tmp_path: Path) -> None:
+    """The pages of such an image have other numbers in the file than in the memory of the process."""
     repository = open_store(tmp_path)
     write_set(tmp_path / "1", ImageSet({"pagemap-1.img": [area(ADDRESS // PAGE_SIZE, 1, 2, 3)]}))
     own = Area(ADDRESS + 3 * PAGE_SIZE, tuple(some_pages(start_program(tmp_path / "x", 1).rng, BATCH_PAGES)))

@@ -50,7 +50,7 @@ def session(root: proc.Process) -> closing[KeeperSession]:
     return closing(found)
 
 
-def test_tree_without_a_tracker(root: proc.Process) -> None:
+def test_tree_without_a_tracker_has_no_session(root: proc.Process) -> None:
     assert find_session(root) is None
     assert not was_killed(root)
     assert list(keepers(root.pid)) == []

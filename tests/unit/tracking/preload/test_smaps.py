@@ -83,7 +83,9 @@ def test_kernel_is_queried_once(library: Path, target: StatementRunner, table: P
         assert made.is_the_kernels == is_first
 
 
-def test_more_maps_than_one_read_returns(library: Path, target: StatementRunner, table: Path) -> None:
+def test_cached_flags_equal_the_kernels_for_more_maps_than_one_read_returns(
+    library: Path, target: StatementRunner, table: Path
+) -> None:
     for count in (1500, 3000):
         target.do(f"kept += [mmap.mmap(-1, 4096, kind | anonymous, 1 + n % 2) for n in range({count})]")
         right = read(target.pid).lines
