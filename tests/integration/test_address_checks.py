@@ -197,7 +197,7 @@ def put_refusing_nft(directory: Path) -> None:
 
 @families
 def test_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
-    """This holds behind the fence and after it. The kernel never chooses an IPv6 address by itself."""
+    """Routes stay behind the fence and after it. The kernel never chooses an IPv6 address by itself."""
     before = routes(host)
     assert claim([address], MOVE) == ()
     assert find_fences() == {MOVE}

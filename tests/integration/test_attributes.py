@@ -216,7 +216,10 @@ def _session_after(crckpt: Crckpt, tree: Tree, name: str = "crckpt-restores") ->
 
 @pytest.mark.parametrize("name", ["crckpt-restores", "_uid_ses.0"])
 def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt, name: str) -> None:
-    """With that keyring the program could read our keys. Where root has no session, it is the one of root's user."""
+    """With our keyring the program could read our keys.
+
+    Where root has no session, the keyring of root's user counts.
+    """
     ordinary = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     case = program("attributes", "session_keyring")
     with stopped(crckpt, Case(case.name, (*ordinary, *case.argv), user=NOBODY)) as tree:

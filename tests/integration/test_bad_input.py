@@ -25,7 +25,7 @@ NO_PID: Final = 2**22 - 1
 
 
 def test_unknown_pid_is_refused(crckpt: Crckpt) -> None:
-    """This includes numbers above the limit and words that are not numbers."""
+    """Numbers above the limit and words that are not numbers are refused, too."""
     _refused(crckpt, ENDED, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
     _refused(crckpt, ENDED, "pre-dump", str(NO_PID), names=(f"no process {NO_PID}",))
     _refused(crckpt, ENDED, "doctor", str(NO_PID), names=(f"no process {NO_PID}",), both=False)
@@ -150,7 +150,7 @@ def test_note_must_be_one_line_of_text(crckpt: Crckpt, tmp_path: Path, note: str
 
 
 def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
-    """Such names would be paths, options or refs."""
+    """The invalid names would be paths, options or refs."""
     with started(COUNTER) as tree:
         for name in ("../up", ".hidden", "", "x" * 101, "a~1"):
             words: tuple[str, ...] = ("dump", str(tree.pid), "--tag", name)
@@ -176,7 +176,7 @@ def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
     ids=lambda value: " ".join(value) if "dump" in value else None,
 )
 def test_invalid_command_lines_are_usage_errors(crckpt: Crckpt, words: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """They are reported like every other failure."""
+    """Usage errors are reported like every other failure."""
     _refused(crckpt, USAGE, *words, names=names)
 
 
@@ -257,7 +257,7 @@ def test_store_of_a_newer_format_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
-    """This holds for every command that takes a ref."""
+    """Every command that takes a ref lists similar names."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
     for command in ("show", "restore", "verify", "rm"):

@@ -80,17 +80,17 @@ def test_harmless_descriptor_that_waits_in_a_socket_is_restored(crckpt: Crckpt, 
 
 
 def test_file_that_the_program_has_open_too_is_restored(crckpt: Crckpt) -> None:
-    """Then crckpt can look at it."""
+    """crckpt can examine a file that the program also has open."""
     _receives(crckpt, sender("file", keeps=True))
 
 
 def test_program_of_root_receives_its_file(crckpt: Crckpt) -> None:
-    """It may open any file."""
+    """A program of root may open any file."""
     _receives(crckpt, sender("file", user=0))
 
 
 def test_dump_that_ends_the_tree_is_refused_while_descriptors_wait(crckpt: Crckpt) -> None:
-    """No program is ended that may not be restorable. A dump that leaves it running warns."""
+    """The program might not be restorable. A dump that leaves the program running only warns."""
     with started(sender("file")) as tree:
         warning = f"process {tree.pid} (python3) has not yet received descriptors that wait in its unix socket at fd "
         assert warning in crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err

@@ -304,7 +304,7 @@ def test_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
 
 
 def test_second_concurrent_dump_freezes_nothing(crckpt: Crckpt) -> None:
-    """Only one dump can hold the tree: the other waits or is refused with a message that says so."""
+    """Only one dump can hold the tree: the second waits, or is refused with a message that says so."""
     with started(DIALOGUE) as tree:
         for _ in range(examples(4)):
             both = [_dump(crckpt, tree, ()) for _ in range(2)]

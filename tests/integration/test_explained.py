@@ -50,7 +50,7 @@ def test_failed_dump_is_explained(workshop: Workshop, tmp_path: Path, row: Dump)
 
 @pytest.mark.parametrize("row", RESTORES, ids=[row.name for row in RESTORES])
 def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
-    """No process of the tree is left."""
+    """After the failed restore no process of the tree is left."""
     with ExitStack() as stack:
         world = workshop.checkpoint(row).world(tmp_path)
         changed = row.change(world)

@@ -134,7 +134,7 @@ def test_thread_image_of_another_process_is_refused(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("name", ["nobody", "threads", "family"])
 def test_credentials_in_images_match_the_kernel(crckpt: Crckpt, tmp_path: Path, name: str) -> None:
-    """This is checked for each thread."""
+    """The credentials of each thread are compared."""
     with started(BY_NAME[name]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         now = read_task_states(tree.pid).rights

@@ -70,7 +70,7 @@ def test_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int) -> None:
 
 
 def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> None:
-    """Not even the transaction can be created."""
+    """The disk is so full that not even the transaction can be created."""
     with store_on_disk(tmp_path / "store", "1m") as crckpt, started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--stop", "--staging", str(tmp_path))
         crckpt.run(*words, status=10)

@@ -144,7 +144,7 @@ def test_process_with_a_killing_seccomp_filter_is_dumped_incrementally(crckpt: C
 
 @pytest.mark.parametrize("target", ["userfaultfd"], indirect=True)
 def test_process_with_its_own_userfaultfd_is_refused(crckpt: Crckpt, target: Target) -> None:
-    """No CRIU saves a userfaultfd."""
+    """CRIU cannot save a userfaultfd."""
     checksum = target.look()
     why = "fd 3 is a device or special file that CRIU cannot save: anon anon_inode:[userfaultfd]"
     assert refused(crckpt, target.pid, 24) == why

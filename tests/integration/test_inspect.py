@@ -124,7 +124,7 @@ def test_sockets_section_lists_sockets(looked: Looked) -> None:
 
 
 def test_maps_section_lists_mappings(looked: Looked) -> None:
-    """It lists addresses, permissions, written and resident pages; for file mappings the last are unknown."""
+    """The section lists addresses, permissions, written and resident pages. The last are unknown for file mappings."""
     maps = {found["start"]: found for found in looked.show("--maps")["maps"]}
     pages, shared = (maps[looked.before[name]] for name in ("pages", "shared"))
     assert (pages["path"], pages["permissions"]) == (str(looked.workdir / "pages"), "rw-p")
@@ -266,7 +266,7 @@ def test_diff_reversed_swaps_added_and_removed(looked: Looked) -> None:
 
 
 def test_diff_lists_another_program_under_the_same_pid_as_removed_and_added(tmp_path: Path) -> None:
-    """One process was removed and one was added: their memory is not compared."""
+    """The memory of the two programs is not compared."""
     crckpt = Crckpt(tmp_path / "store")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

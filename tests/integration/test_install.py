@@ -112,7 +112,7 @@ def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: P
 
 
 def test_root_refuses_a_prefix_where_others_can_replace_files(folder: Path) -> None:
-    """Other users could also replace a program that the installation runs."""
+    """Other users could replace a program that the installation runs."""
     theirs = folder / "theirs"
     program = theirs / "lib/crckpt/venv/bin/crckpt"
     program.parent.mkdir(parents=True)

@@ -87,7 +87,7 @@ def criu_that(folder: Path, body: str) -> dict[str, str]:
 
 
 def test_two_concurrent_runs_share_one_installation(installed: Installed) -> None:
-    """Both succeed: one downloads the packages, the other waits and uses the result."""
+    """The first run downloads the packages. The second waits and uses the result."""
     path = f"{installed.prefix}/criu"
     assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
     outcomes = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
@@ -206,7 +206,7 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) 
 
 
 def test_repository_without_signature_is_refused(tmp_path: Path) -> None:
-    """This holds even if the machine's apt accepts such repositories."""
+    """The script refuses the repository even if the machine's apt accepts unsigned ones."""
     mirror = repository(tmp_path)
     lax = tmp_path / "lax.conf"
     lax.write_text('Acquire::AllowInsecureRepositories "true";\nAPT::Get::AllowUnauthenticated "true";\n')

@@ -89,7 +89,7 @@ def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAd
 
 
 def test_unrelated_packets_are_not_captured(hosts: Lan, address: HostAddress) -> None:
-    """These are packets from the source, packets without data, and packets for its other addresses."""
+    """Unrelated are packets from the source, packets without data, and packets for its other addresses."""
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with hosts.source.entered(), capturing((address,)) as capture:
         for used, expected in ((other, 0), (address, 1)):

@@ -53,7 +53,7 @@ def login_users(tree: Tree) -> set[int]:
 @pytest.mark.parametrize("user", [THEIRS, NOT_SET])
 @pytest.mark.parametrize("rights", [(), AS_NOBODY], ids=["root", "nobody"])
 def test_login_user_is_the_programs(crckpt: Crckpt, user: int, rights: tuple[str, ...]) -> None:
-    """Not that of who restores it, in any thread; nor may the program set another one."""
+    """No thread gets the login user of the person who restores the program, and the program cannot set another one."""
     case = program("threads")
     as_user = NOBODY if rights else 0
     with stopped(crckpt, Case("login", (*login_as(user), *rights, *case.argv), user=as_user)) as tree:

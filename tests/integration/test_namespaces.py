@@ -92,7 +92,7 @@ def test_session_from_outside_the_pid_namespace_is_refused(crckpt: Crckpt, comma
 
 @pytest.mark.parametrize("kind", ["mount", "net"])
 def test_namespace_owned_by_another_user_namespace_is_refused(crckpt: Crckpt, kind: str) -> None:
-    """This also holds if the tree itself is in our user namespace."""
+    """The namespace is also refused if the tree itself is in our user namespace."""
     with (
         _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount", "--net")) as owner,
         started(Case("entered", ("nsenter", "--target", str(owner), f"--{kind}", *COUNTER), user=NOBODY)) as tree,
@@ -161,7 +161,7 @@ def test_criu_refuses_mounts_without_proc(crckpt: Crckpt, criu: Path) -> None:
 
 
 def test_criu_without_library_support_is_not_run_in_mounts_of_a_tree(crckpt: Crckpt, criu: Path) -> None:
-    """This also holds with --no-preflight."""
+    """--no-preflight does not change that."""
     own = crckpt.store.parent / "criu"
     own.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD\nexec {criu} "$@"\n')
     own.chmod(0o755)
@@ -184,7 +184,7 @@ def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path,
 
 
 def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
-    """No restore could restart the tree."""
+    """The tree could not be restored."""
     script = (sys.executable, "-c", GOES_TO_USER_NAMESPACE, str(tmp_path))
     null = subprocess.DEVNULL
     with subprocess.Popen(script, stdin=null, stdout=null, stderr=null, start_new_session=True) as process:
@@ -208,7 +208,7 @@ def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tm
 
 
 def test_nested_network_namespace_is_restored(crckpt: Crckpt) -> None:
-    """In a tree with its own network, doctor reports no blocker, and that is right."""
+    """For a tree with its own network, doctor reports no blocker, and the restore succeeds."""
     nested = f"unshare --net {PYTHON} {{programs}}/counter.py {{workdir}}/nested & exec {' '.join(COUNTER)}"
     case = Case("nested", ("unshare", "--net", "sh", "-c", f"mkdir {{workdir}}/nested; {nested}"), user=NOBODY)
     with started(case) as tree:

@@ -64,7 +64,7 @@ def test_tree_has_its_old_pids_inside_and_can_be_dumped_again(crckpt: Crckpt) ->
 
 
 def test_tree_from_a_pid_namespace_is_restored(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Dumped by CRIU alone: its first process has PID 1, which is none of ours."""
+    """CRIU alone has dumped the tree. Its first process has PID 1 in its namespace, which is not crckpt's."""
     with _imported(crckpt, tmp_path, (PYTHON, "{programs}/counter.py", "{workdir}")) as tree:
         before = tree.counters()
         with detached_in_namespace(crckpt):
@@ -103,7 +103,7 @@ def test_running_dump_in_its_namespace_is_only_a_pause(crckpt: Crckpt) -> None:
 
 
 def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt) -> None:
-    """Through crckpt and the namespace's init."""
+    """Signals and status pass through crckpt and the namespace's init."""
     with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         with foreground(crckpt, IN_NAMESPACE) as front:
@@ -128,7 +128,7 @@ def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
 
 
 def test_program_keeps_running_if_crckpt_ignores_sighup(crckpt: Crckpt) -> None:
-    """This also holds if the init of the namespace gets the signal."""
+    """The program also keeps running if the init of the namespace gets the signal."""
     with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()
         with hang_ups_ignored(), foreground(crckpt, IN_NAMESPACE) as front:
@@ -188,7 +188,7 @@ def test_crckpt_killed_before_the_tree_runs_leaves_nothing(
 
 
 def test_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """Its init also ends, and nothing is left in the store."""
+    """The init of the namespace also ends, and nothing is left in the store."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
         for committed in (False, True):

@@ -55,7 +55,7 @@ def workdir() -> Iterator[Path]:
 
 @STARTS
 def test_missing_terminal_is_refused_with_the_command_to_type(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """This holds in cron and with --detach."""
+    """A terminal is missing in cron and with --detach."""
     _stop(crckpt, workdir, start, TALKER)
     assert "--tty new" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
 
@@ -198,7 +198,7 @@ def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: 
 
 @STARTS
 def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
-    """Its terminal is outside the tree, like any other."""
+    """The program's new terminal is outside the tree, like any other."""
     _stop(crckpt, workdir, start, TALKER)
     for _ in range(2):
         with _restored(crckpt, workdir) as terminal:
@@ -333,7 +333,7 @@ def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path, where: tuple[str,
 
 
 def test_program_from_a_terminal_is_restored_without_one(crckpt: Crckpt, workdir: Path) -> None:
-    """Its output is discarded, its input is empty, and a second dump needs no terminal."""
+    """The program's output is discarded, its input is empty, and a second dump needs no terminal."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     for _ in range(2):
         before = _read_status(workdir).counter

@@ -104,7 +104,7 @@ def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleep
 def test_program_that_ends_before_the_freeze_has_its_own_exit_code(
     crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool
 ) -> None:
-    """Nothing was done to the program."""
+    """The exit code says that crckpt did nothing to the program."""
     crckpt.run("dump", str(sleeper.pid), "job")
     words = ("--stop",) if stop else ()
     dump = crckpt.start("dump", str(sleeper.pid), "job", *words, "--json", CRCKPT_STOP_AT=at)

@@ -179,7 +179,7 @@ def test_rest_of_a_pipeline_is_restored(crckpt: Crckpt) -> None:
 
 
 def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
-    """These are O_NONBLOCK, O_ASYNC, the owner and the signal."""
+    """The program gets back O_NONBLOCK, O_ASYNC, the owner and the signal."""
     with remote() as program:
         program.ask(
             "import fcntl, os, signal\n"
@@ -200,7 +200,7 @@ def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("who", WHO)
 def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
-    """This does not depend on who else has the pipe open."""
+    """The bytes are kept whoever else has the pipe open."""
     with remote() as program:
         path = program.workdir / "fifo"
         os.mkfifo(path)
@@ -226,7 +226,7 @@ def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
 
 @pytest.mark.parametrize("who", WHO)
 def test_writer_of_a_named_pipe_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who) -> None:
-    """Without a reader the writer gets SIGPIPE; a remaining reader outside gets what is written after the restore."""
+    """A remaining reader outside gets what is written after the restore."""
     with remote() as program:
         path = program.workdir / "fifo"
         os.mkfifo(path)

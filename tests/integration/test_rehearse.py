@@ -95,7 +95,7 @@ def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
 
 
 def test_rehearsal_has_its_own_addresses(crckpt: Crckpt) -> None:
-    """These are the addresses that the tree's sockets use. No link leads outside."""
+    """The rehearsal has the addresses that the tree's sockets use. No link leads outside."""
     subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", "lo"], check=True)
     try:
         with dumped(crckpt, elsewhere("stay", host=ADDRESS)):
@@ -118,7 +118,7 @@ def test_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
 
 
 def test_connected_unix_socket_of_others_is_reported(crckpt: Crckpt) -> None:
-    """Like that of the system's log: it is within reach, and is named."""
+    """A socket of the host, such as that of the system's log, is within reach of the rehearsal, and is named."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.settimeout(WITHIN_S)
 
@@ -221,7 +221,7 @@ def test_probe_has_no_more_rights_than_the_program(
 def test_interrupted_rehearsal_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, running: bool
 ) -> None:
-    """It is interrupted while CRIU restores the tree, and while the tree runs.
+    """The rehearsal is interrupted while CRIU restores the tree, and while the tree runs.
 
     The next rehearsal removes what the kernel does not.
     """

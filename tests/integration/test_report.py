@@ -65,7 +65,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_report_contains_no_secrets(secretive: Secretive) -> None:
-    """It contains no secrets of the process or the host. --with-secrets shows that the secrets exist."""
+    """Secrets of the process and of the host are missing.
+
+    With --with-secrets they are there: the test can find them.
+    """
     result = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
     assert result.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
     assert (result["failed"], result["with_secrets"]) == ([], False)
@@ -122,7 +125,7 @@ def test_report_with_secrets_contains_command_lines_notes_and_host_names(secreti
 
 
 def test_last_line_lists_the_contents(secretive: Secretive) -> None:
-    """It lists all files and asks the user to check them."""
+    """The line lists all files and asks the user to check them."""
     last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
     assert all(name in last for name in _members(Path("it.tar.gz")))
     assert "paths" in last

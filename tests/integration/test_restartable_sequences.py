@@ -88,7 +88,7 @@ def test_dump_restores_without_running_the_sequence(crckpt: Crckpt, seizing: Sei
 def test_without_the_library_a_dump_names_a_suitable_criu(
     crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This applies only to programs of users other than root."""
+    """Only programs of users other than root need the library."""
     older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 4.2; exit; }')
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     context = Context(store=crckpt.store, criu_option=older)

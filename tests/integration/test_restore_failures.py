@@ -220,7 +220,7 @@ def test_or_older_does_not_apply_to_taken_pids(crckpt: Crckpt) -> None:
 
 
 def test_or_older_lists_all_reasons_when_none_restores(crckpt: Crckpt) -> None:
-    """Each checkpoint is listed with its reason."""
+    """The error lists each checkpoint with its reason."""
     with _series_of_three(crckpt) as (tree, ids):
         log = tree.workdir / "journal.log"
         log.unlink()

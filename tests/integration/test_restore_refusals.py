@@ -138,7 +138,7 @@ def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree
 
 
 def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> None:
-    """One attempt reports all of them."""
+    """One attempt reports all changed files."""
     paths = [_held(tree, name) for name in ("read.txt", "write.txt", "mode.txt")]
     with _put_back(paths[0]), _put_back(paths[1]), _put_back(paths[2]), taken(tree.pid, "PID"):
         paths[0].unlink()

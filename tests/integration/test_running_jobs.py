@@ -78,7 +78,7 @@ def _last_word(process: psutil.Process) -> str:
 
 
 def test_job_name_finds_its_running_program(crckpt: Crckpt) -> None:
-    """This works while the program runs; afterwards the message suggests a restore."""
+    """Once the program has ended, the message suggests a restore."""
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         for words in (("dump", JOB, "--json"), ("doctor", JOB, "--json"), ("pre-dump", JOB, "--json")):

@@ -98,7 +98,7 @@ def test_dump_explains_why_it_uses_the_terminal_option(crckpt: Crckpt, workdir: 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_restore_without_a_terminal_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
-    """This holds with and without --detach. The message says what is missing."""
+    """The restore is refused with and without --detach. The message says what is missing."""
     for words in (("--detach",), ()):
         result = crckpt.run("restore", JOB, *words, status=REFUSED)
         assert "the tree was started from a terminal and needs one" in result.err

@@ -363,7 +363,7 @@ def storm(pid: int) -> Iterator[None]:
 def test_tail_prints_lines_appended_after_a_dump(
     crckpt: Crckpt, tmp_path: Path, before: tuple[str, ...], options: tuple[tuple[str, ...], ...], adopted: None
 ) -> None:
-    """Dumped again and again, in rounds too."""
+    """tail is dumped several times, also in rounds."""
     followed, out = tmp_path / "followed", tmp_path / "out"
     followed.write_text("first\n")
     out.touch()
@@ -386,7 +386,7 @@ def test_tail_prints_lines_appended_after_a_dump(
 def test_dump_without_the_library_warns_of_interrupted_calls(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
 ) -> None:
-    """This happens where crckpt was installed without a C compiler."""
+    """The library is missing where crckpt was installed without a C compiler."""
     # What is installed here stays: other tests, and other programs, use it.
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
     with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:

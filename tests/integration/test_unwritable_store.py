@@ -112,7 +112,7 @@ def test_restore_can_stage_in_another_directory(place: Path, tree: Tree, command
 
 
 def test_writing_commands_report_the_unwritable_store(place: Path, tree: Tree) -> None:
-    """They exit with the code of an unusable store before they start."""
+    """The commands exit with the code of an unusable store before they start."""
     Crckpt(place / "store").run("export", JOB, str(place / "exported"))
     crckpt, pid = read_only(place), str(os.getppid())
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:

@@ -58,7 +58,10 @@ def test_hosts_share_no_written_files(lab: TwoHosts) -> None:
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_connection_survives_a_manual_move(lab: TwoHosts, version: int) -> None:
-    """Dumped, its store copied, restored, its address moved behind a fence: the client sees a gap and nothing else."""
+    """The tree is dumped, its store copied, its address moved behind a fence.
+
+    The client sees a gap and nothing else.
+    """
     with server(lab, version, "--memory", "8", "--rewrite", "0.05") as pid, talking(lab, version) as client:
         client.wait_for_replies()
         with lab.watched(SERVER) as watch:

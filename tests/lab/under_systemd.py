@@ -182,7 +182,7 @@ def test_unit_without_a_main_process_is_refused(started: Callable[[str], Service
 
 
 def test_unit_that_writes_to_the_journal_is_refused_and_keeps_running(started: Callable[[str], Service]) -> None:
-    """Its stdout is a unix socket connected to journald."""
+    """The unit's stdout is a unix socket connected to journald."""
     chatty = started("chatty")
     before = chatty.counters()
     message = refused(REFUSED, "dump", "unit:chatty")["message"]
@@ -228,7 +228,7 @@ def test_own_unit_is_refused(target: str) -> None:
 
 
 def test_init_is_refused() -> None:
-    """Its cgroup is refused, too."""
+    """The cgroup of init is refused, too."""
     assert (
         refused(REFUSED, "dump", "cgroup:/init.scope")["message"]
         == "PID 1 is the init process of this system, which cannot be checkpointed"

@@ -80,7 +80,7 @@ def test_every_section_is_kept() -> None:
 
 
 def test_every_cause_without_a_pattern_is_used_by_the_code() -> None:
-    """Only the code can find it. A key may be made of two parts: `unix-{why}`."""
+    """Only the code can find such a cause. A key may be made of two parts: `unix-{why}`."""
     texts = {
         node.value
         for path in TABLES.parent.rglob("*.py")

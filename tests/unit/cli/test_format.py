@@ -87,7 +87,7 @@ def test_no_character_of_the_category_remains(category: str) -> None:
 def test_result_line_stays_one_line_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This holds for any names of files and programs."""
+    """Names of files and programs may contain any character."""
     monkeypatch.setattr(form, "as_json", False)
     emit({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n")))
     sign = "\N{REPLACEMENT CHARACTER}"

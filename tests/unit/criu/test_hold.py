@@ -356,7 +356,7 @@ def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) 
 
 
 def test_exactly_one_of_commit_and_abort_wins(kind: Kind, tmp_path: Path) -> None:
-    """Both may come at the same time."""
+    """crckpt and the hold may decide at the same time."""
     won = set()
     for number in range(60):
         with kind.holds_at(tmp_path / str(number), "post-dump") as (hold,):

@@ -163,7 +163,7 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
 def test_programs_that_may_not_fit_together_move_one_by_one(
     repository: Repository, jobs: tuple[RunningJob, ...], free_bytes: int, kinds: str
 ) -> None:
-    """Each has 1,000 bytes. The check of the last one decides."""
+    """Each program has 1,000 bytes. The check of the last one decides."""
     lines = Lines()
     result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3

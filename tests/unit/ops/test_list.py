@@ -53,7 +53,7 @@ def test_committed_checkpoint_is_not_listed_lost(
 def test_checkpoint_committed_meanwhile_is_listed_once(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
-    """Another crckpt stores it after the first look."""
+    """Another crckpt stores the checkpoint after the first look."""
     made, path = checkpoints[0], manifest_path(repository, checkpoints[0].id).parent
     others = ExitStack()
 

@@ -117,7 +117,7 @@ IN_GROUP = replace(rights(), gids=(1000, 5, 5, 5))
 def test_process_with_more_rights_than_its_user_does_not_keep_its_memory(
     tree: tuple[Rights, ...], keeps_memory: bool
 ) -> None:
-    """It may have the file from that user, who opened it before this program was executed."""
+    """The process may have the file from that user, who opened it before this program was executed."""
     pid = len(tree)
     judge = make_judge(pid, dict(enumerate(tree, 1)), (), range(3), {each: each - 1 for each in range(1, pid + 1)})
     assert judge is not None

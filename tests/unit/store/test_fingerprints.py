@@ -83,7 +83,7 @@ def test_other_key_makes_other_fingerprints(tmp_path: Path, content: bytes | Non
 
 
 def test_fingerprints_of_another_function_are_recomputed(tmp_path: Path) -> None:
-    """They are computed again, and none is trusted."""
+    """The stored fingerprints are computed again and not trusted."""
     shutil.copytree(BEFORE, tmp_path / "store")
     (tmp_path / "store").chmod(0o700)
     repository = open_store(tmp_path)

@@ -622,7 +622,7 @@ REPAIRS: dict[str, Attack] = {
 
 @pytest.mark.parametrize("name", REPAIRS)
 def test_repairs_stay_inside_the_store(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
-    """This holds whichever of the two stores was attacked."""
+    """Either of the two stores may have been attacked."""
     for root in (tmp_path / "evil", tmp_path / "good"):
         shutil.copytree(whole, root)
     canary = _canary(tmp_path)

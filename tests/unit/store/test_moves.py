@@ -62,7 +62,7 @@ def aborted(backend: Backend, peer: str = "first") -> Move:
 
 
 def test_move_with_a_destination_in_doubt_is_kept(tmp_path: Path) -> None:
-    """It is kept by the next move, by a move from another host, and by a restore despite the move."""
+    """The record is kept by the next move, by a move from another host, and by a restore despite the move."""
     backend = Repository.open(tmp_path / "store", create=True).backend
     old = [aborted(backend, "first"), aborted(backend, "second")]
     coming = store_move(backend, begin_move("destination", JobName("job"), "third"))
@@ -183,7 +183,7 @@ def test_host_that_claims_another_store_settles_nothing(tmp_path: Path, host: st
 
 
 def test_tree_that_ended_at_the_destination_settles_the_move(tmp_path: Path) -> None:
-    """Its user has declared the source gone."""
+    """The user of the destination has declared the source gone."""
     repository = Repository.open(tmp_path / "store", create=True)
     move = replace(aborted(repository.backend), peer_store="its store")
     answer = messages.MoveState(move.id, "done", has_ended=True)

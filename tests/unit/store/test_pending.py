@@ -58,7 +58,10 @@ def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
 
 
 def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
-    """It is unknown here whether that process runs, but a process that stores a checkpoint holds the store's lock."""
+    """This host cannot know whether the other process runs.
+
+    A process that stores a checkpoint holds the store's lock.
+    """
     with announced(repository.backend, JOB, CREATED, None, alone=True):
         path = record(repository)
         document = json.loads(path.read_bytes())

@@ -195,7 +195,7 @@ def test_unknown_checkpoint_cannot_be_tagged_or_read(repository: Repository) -> 
 
 @pytest.mark.parametrize("at", ["note", "job"])
 def test_damaged_manifest_refuses_its_job_name(repository: Repository, at: str) -> None:
-    """It may have been the newest: the job's name is refused, ids and other jobs are not."""
+    """The damaged checkpoint may have been the newest: the job's name is refused, ids and other jobs are not."""
     first, second, third, other = repository.checkpoints()
     manifest = manifest_path(repository, third.id)
     manifest.write_bytes(manifest.read_bytes().replace(f'"{at}": '.encode(), f'"{at}":~'.encode()))

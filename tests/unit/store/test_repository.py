@@ -61,7 +61,7 @@ def test_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> 
 
 
 def test_order_is_that_of_commits_if_the_clock_goes_back(tmp_path: Path) -> None:
-    """This also holds for several jobs: `list` shows the last stored checkpoint at the end."""
+    """With several jobs, `list` shows the last stored checkpoint at the end."""
     repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
     assert _order(repository) == ids
@@ -82,7 +82,7 @@ def test_order_survives_removals(tmp_path: Path) -> None:
 
 
 def test_manifests_without_a_number_are_older(tmp_path: Path) -> None:
-    """They stay in the order of their times."""
+    """Manifests without a number stay in the order of their times."""
     repository = open_store(tmp_path)
     times = (NOW, IN_TWO_DAYS, NOW - timedelta(days=1))
     ids = [_rewritten(repository, _stored(repository, tmp_path, when), sequence=None) for when in times]
@@ -102,7 +102,7 @@ def test_invalid_number_is_refused(tmp_path: Path, number: object) -> None:
 
 
 def test_highest_number_does_not_stay_the_newest(tmp_path: Path) -> None:
-    """No checkpoint is reported as stored that `crckpt restore job` would not restore."""
+    """A checkpoint that is reported as stored is the one that `crckpt restore job` restores."""
     repository = open_store(tmp_path)
     first = _stored(repository, tmp_path, NOW)
     changes = {"sequence": 1 << 53, "created": "9999-01-01T00:00:00+00:00"}

@@ -12,7 +12,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 
 
 def test_criu_without_library_support_does_not_track(tmp_path: Path) -> None:
-    """It is setuid, linked statically, or started by a script that drops the variable."""
+    """Such a CRIU is setuid, linked statically, or started by a script that drops the variable."""
     real, drops = find(None, None).path, tmp_path / "criu"
     drops.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD LD_PRELOAD\nexec {real} "$@"\n')
     drops.chmod(0o755)

@@ -90,7 +90,7 @@ def _helpers() -> list[int]:
 @needs_root
 @pytest.mark.parametrize("how", ["spins", "changes"])
 def test_system_call_filter_allows_only_our_own_calls(tmp_path: Path, how: str) -> None:
-    """This holds while the thread stops, and if another thread replaces our call by other code."""
+    """The filter applies while the thread stops, and if another thread replaces our call by other code."""
     program, made = compile_program("filtered.c", tmp_path, "-O1", "-pthread"), tmp_path / "made"
     with running(program, how, str(made), ready="") as process:
         assert process.stdout is not None

@@ -70,7 +70,7 @@ def test_comparison_process_has_no_resources_of_ours(user: str) -> None:
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("words", [(), ("/usr/bin/unshare", "--mount")], ids=["same mounts", "own mounts"])
 def test_comparison_process_opens_nothing_outside_of_a_jail(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Others of the program's user may open its root and its working directory (/proc/PID/root)."""
+    """Other processes of the program's user may open its root and its working directory (/proc/PID/root)."""
     jail = (
         "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); os.setgroups([]); os.setresgid(*[65534] * 3);"
         "os.setresuid(*[65534] * 3); print('ready', flush=True); sys.stdin.read()"
@@ -89,7 +89,7 @@ def test_comparison_process_opens_nothing_outside_of_a_jail(words: tuple[str, ..
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
 def test_taken_comparison_process_makes_no_system_call() -> None:
-    """Another process of its user makes it call getpid(2), by its own code."""
+    """Another process of the same user makes the comparison process call getpid(2), by code of its own."""
     ends: list[int] = []
 
     def take(other: int) -> int:

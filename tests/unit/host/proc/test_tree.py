@@ -141,7 +141,7 @@ def test_processes_may_end_while_they_are_read() -> None:
 
 
 def test_ended_tasks_are_recognized(waiting: subprocess.Popen[bytes], ended: int) -> None:
-    """These are missing tasks and zombies."""
+    """Missing tasks and zombies have ended."""
     gone = free_pid()
     tasks = [(waiting.pid, waiting.pid), (waiting.pid, gone), (gone, gone), (ended, ended)]
     assert proc.find_ended_tasks(tasks) == (gone, gone, ended)

@@ -103,7 +103,7 @@ def test_interruption_reaches_the_child(start: Start) -> None:
 
 
 def test_interruption_outside_the_wait_reaches_the_child(start: Start) -> None:
-    """It comes just before the parent waits, or to another thread."""
+    """The interruption comes just before the parent waits, or to another thread."""
     other_thread = """
 import threading
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()

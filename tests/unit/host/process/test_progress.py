@@ -45,7 +45,7 @@ def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
 
         def wait_until_it_reads() -> None:
             """Until then it works, perhaps: on a busy machine also after its answer."""
-            wait_for(lambda: read_stat(process.pid).state == "S", "it to read")
+            wait_for(lambda: read_stat(process.pid).state == "S", "the process to read")
 
         wait_until_it_reads()
         before = dump_signs(pids, (), log)
@@ -80,4 +80,4 @@ def test_process_waiting_in_pipe_read_waits_for_a_program(waiting: subprocess.Po
     """The process reads from a pipe soon after it has reported that it is ready."""
     if os.geteuid() != 0:
         pytest.skip("only root reads the stacks of the kernel")
-    wait_for(lambda: waits_for_a_program([waiting.pid], ("pipe_read",)), "it to read")
+    wait_for(lambda: waits_for_a_program([waiting.pid], ("pipe_read",)), "the process to read")

@@ -119,7 +119,7 @@ def test_file_of_another_owner_is_a_warning(target: StatementRunner, there: Path
 def test_file_owned_by_another_user_is_a_blocker(
     target: StatementRunner, there: Path, tmp_path: Path, which: str
 ) -> None:
-    """In a directory like /tmp, its owner may change the content at any time."""
+    """The owner of a file in a directory like /tmp may change the content at any time."""
     path = tmp_path / "inner" / "data"
     path.parent.mkdir()
     path.write_bytes(_CONTENT)

@@ -107,7 +107,7 @@ def test_file_that_cannot_be_examined_is_reported(
 
 
 def test_unexamined_files_are_counted(asked: MoveQuestions) -> None:
-    """After a file system that does not answer, its other files are not looked at."""
+    """crckpt does not examine further files of a file system that does not answer."""
     questions = asked
     judged = _judge(questions, problem="unasked", state=None)
     warnings = [str(warning) for warning in judged.warnings]

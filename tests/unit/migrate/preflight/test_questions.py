@@ -127,7 +127,7 @@ def test_random_bytes_are_refused(content: bytes) -> None:
 
 @pytest.mark.parametrize("flip", range(16))
 def test_damaged_questions_are_refused_or_read(asked: dict[str, Any], flip: int) -> None:
-    """No other exception is raised, whichever bit is flipped."""
+    """Whichever bit is flipped, only the error of a refusal is raised."""
     content = bytearray(msgspec.msgpack.encode(asked))
     for at in range(flip, len(content), 97):
         damaged = bytearray(content)

@@ -79,7 +79,7 @@ def test_late_failures_are_reported(name: Literal["commit", "abort"]) -> None:
 
 
 def test_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its child processes end with it."""
+    """The child processes of the hook end with it."""
     monkeypatch.setattr(hooks, "SECONDS", {"prepare": 0.2})
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)

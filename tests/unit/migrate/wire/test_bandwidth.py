@@ -32,7 +32,7 @@ print(json.dumps(begins))
 
 
 def test_processes_share_a_bandwidth() -> None:
-    """No two processes send at the same time, and each one gets its turn."""
+    """Only one process sends at a time, and each one gets its turn."""
     with shared_clock() as clock:
         words = [sys.executable, "-c", RESERVE, str(clock)]
         pipe = subprocess.PIPE

@@ -300,7 +300,7 @@ def test_missing_ssh_is_reported() -> None:
 
 
 def test_terminal_keys_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
-    """This also holds for an ssh started by a shell of the first one."""
+    """The keys also do not end an ssh that is started by a shell of the first one."""
     numbers = (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP)
     handlers = [signal.getsignal(number) for number in numbers]
     text = "#!/bin/sh\nsh -c 'grep SigIgn /proc/self/status' >&2\nexit 255\n"

@@ -146,7 +146,7 @@ def test_forged_state_of_a_process_is_refused(
 
 
 def test_forged_signal_owner_is_refused(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
-    """Also if it is a user that another process is which has the descriptor, such as a `su` of the program."""
+    """The user of another process that has the descriptor, such as a `su` of the program, is refused, too."""
     image, fd = workspace.images / "files.img", PIPE.fd
     image.write_bytes(give_pipe_to(PIPE.file_id, (0, 0, 0, 1, ROOT), image.read_bytes()))
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]

@@ -108,6 +108,6 @@ def test_writable_mapping_counts_as_writing(place: Path) -> None:
 
 
 def test_first_bytes_of_written_files_are_recorded(root: proc.Process, place: Path) -> None:
-    """These are files with a name that a descriptor may write to."""
+    """A written file has a name, and a descriptor that may write to it."""
     heads = recorded(root, "file_heads")
     assert heads == {str(place / name): digest_head(b"x" * 512) for name in ("written", "mapped")}

@@ -58,7 +58,7 @@ def test_mark_of_a_living_tree_stays(marks: Path) -> None:
 
 
 def test_mark_removed_before_locking_is_recreated(marks: Path) -> None:
-    """Another helper holds its lock and takes it for that of a dead one."""
+    """Another helper holds the lock of the mark, and takes the mark for that of a dead helper."""
     path = marks / ROOT.name
     first = open_mark(ROOT)
     opened: list[int] = []

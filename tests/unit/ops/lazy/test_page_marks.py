@@ -174,7 +174,7 @@ def test_child_that_never_answers_is_asked_once() -> None:
 
 
 def test_processes_of_others_are_not_asked() -> None:
-    """Each could block a thread for 0.2 s, even with the same user, program and addresses."""
+    """Each foreign process could block a thread for 0.2 s, even with the same user, program and addresses."""
     with running(PROGRAM) as program, running(SILENT) as other:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()
         finder.ask((other.memory,))

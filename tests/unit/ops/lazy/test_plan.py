@@ -51,7 +51,7 @@ def test_small_tree_is_filled_before_it_runs(tree: ImageTree) -> None:
 
 @given(st.lists(st.integers(1, 6 * MIB // PAGE_SIZE), min_size=1, max_size=30))
 def test_little_memory_is_filled_before_the_tree_runs(tree: ImageTree, pages: list[int]) -> None:
-    """At most 8 MiB are filled, and never only the larger of two mappings."""
+    """At most 8 MiB are filled, and not only the larger one of two mappings."""
     sizes = [count * PAGE_SIZE for count in pages]
     later = [end - start for each in plan(tree, *sizes) for start, end in each.ranges]
     before = sorted(sizes)[: len(sizes) - len(later)]

@@ -23,7 +23,7 @@ def record(
 
 
 def test_lost_protection_fails_the_restore(tree: ImageTree) -> None:
-    """With the user's permission it is a warning."""
+    """With the user's permission, the loss is a warning."""
     wanted = record(tree, {}, {"no_written_code": (64,)})
     with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.*: Invalid argument"):
         plan_attributes(wanted, tree, allow_weaker=False).set_all(None)

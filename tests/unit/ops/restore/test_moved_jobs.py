@@ -111,7 +111,7 @@ def test_refusal_depends_on_the_tree(
 def test_checkpoints_after_the_move_can_be_restored(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
-    """They are of a program that was restored here."""
+    """Checkpoints after the move are of a program that was restored here."""
     first, second = checkpoints
     record_move(repository, side, state, first)
     assert refusal(repository, first) is not None
@@ -133,7 +133,7 @@ def test_time_of_a_move_decides_after_its_checkpoint_was_removed(
 def test_damaged_record_refuses_the_restore(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], content: bytes
 ) -> None:
-    """It is unknown where the program runs: the user has to find out."""
+    """crckpt cannot know where the program runs: the user has to find out."""
     record_move(repository, "source", "ended", checkpoints[1])
     path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)

@@ -166,7 +166,7 @@ def test_user_may_replace_its_own_file(place: Path) -> None:
 
 
 def test_program_keeps_its_file_in_a_shared_directory(place: Path) -> None:
-    """In /tmp, no other user can create a file of that user, but can create a link to one."""
+    """Another user cannot create a file of the program's user in /tmp, but can create a link to one."""
     os.chown(place, 0, 0)
     place.chmod(0o1777)
     known = recorded_as(place / "file")

@@ -21,7 +21,7 @@ from crckpt.preflight.dump.checks import UNCONDITIONAL
 
 
 def test_nested_pid_namespace_gives_one_blocker() -> None:
-    """No remedy leads to another refusal."""
+    """The remedy does not lead to another refusal."""
     nested = replace(in_namespaces(CHILD, pid=99), ns_pids=(101, 1), ns_sids=(100, 0))
     (around,) = plan(with_tree(ROOT, nested)).blockers
     assert around.key == "nested-pid-namespace"

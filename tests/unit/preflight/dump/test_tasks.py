@@ -86,7 +86,10 @@ def test_user_with_unreadable_limits_is_reported() -> None:
 
 
 def test_interrupted_calls_are_reported_by_thread() -> None:
-    """Without the preload library all of them are reported; with it only those that the kernel alone could restart."""
+    """All interrupted calls are reported without the preload library.
+
+    With it, only those are that the kernel alone could restart.
+    """
     waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(TWO_PROCESSES, waits=waits)
     again = cause("call-interrupted-again").finding(pid=101, tid=101)

@@ -115,7 +115,10 @@ def test_leader_of_an_outside_terminal_is_found(planned: PlannedRestore, session
 def test_replacement_terminal_removes_the_need(
     planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:
-    """This also holds in a new PID namespace, where CRIU would need the group of the restoring process."""
+    """The old terminal is not needed in a new PID namespace either.
+
+    There CRIU would need the group of the restoring process.
+    """
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, pgid=1),))
     wanted = replace(planned, tree=tree, has_terminal=True, tty=tty, new_pid_namespace=True)

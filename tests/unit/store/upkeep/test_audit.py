@@ -42,7 +42,7 @@ def test_intact_checkpoint_has_no_damage(whole: tuple[Repository, Checkpoint]) -
 
 
 def test_damaged_frame_is_damage_of_its_pack(whole: tuple[Repository, Checkpoint]) -> None:
-    """It is reported once, and not as damage of the index."""
+    """The damage is reported once, and not as damage of the index."""
     repository, checkpoint = whole
     (use,) = checkpoint.packs
     with flipped(pack_path(repository, use.digest), 100):

@@ -114,7 +114,7 @@ def test_only_whole_batches_are_examined(tmp_path: Path) -> None:
 
 
 def test_images_of_another_user_are_not_examined(tmp_path: Path) -> None:
-    """That user could change them before they are stored."""
+    """The other user could change the images before they are stored."""
     if os.geteuid():
         pytest.skip("only root can give a file away")
     (tmp_path / "pages-1.img").write_bytes(bytes(PAGE_SIZE) * BATCH_PAGES)

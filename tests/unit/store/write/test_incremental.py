@@ -125,7 +125,7 @@ def test_each_checkpoint_of_a_series_is_complete(
 def test_rounds_before_a_dump_are_combined(
     first: Memory, series: list[dict[int, int]], gone: set[int], on_base: bool
 ) -> None:
-    """Each set leaves unwritten pages to the one before; the first leaves them to a checkpoint, or to none."""
+    """Each set leaves unwritten pages to the one before. The first leaves them to a checkpoint, or leaves none."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         repository = open_store(base)

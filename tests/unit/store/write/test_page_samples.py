@@ -129,7 +129,7 @@ def test_gc_removes_samples_of_removed_packs(tmp_path: Path) -> None:
 
 
 def test_memory_for_a_tebibyte_of_pages_is_bounded(tmp_path: Path) -> None:
-    """This is what a dump needs in addition to its images. 64 GiB stand for a TiB, in the smallest packs."""
+    """A dump needs this memory in addition to its images. 64 GiB stand for a TiB, in the smallest packs."""
     share = 16
     pack_pages = pages_in_a_pack(0)
     packs = TEBIBYTE // share // (pack_pages * PAGE_SIZE)

@@ -95,7 +95,7 @@ def test_image_that_leaves_pages_to_its_parent_is_stored_completely(tmp_path: Pa
 
 @needs_two_cores
 def test_parent_is_loaded_before_the_images(tmp_path: Path) -> None:
-    """Its pages are found as without a preload, but only those of the named parent."""
+    """Pages of the parent are found as without a preload, but only those of the named parent."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", BATCH_PAGES).directory
     parent = ingest(repository, images, described())
@@ -117,7 +117,7 @@ def test_parent_is_loaded_before_the_images(tmp_path: Path) -> None:
 
 @needs_two_cores
 def test_images_of_another_user_are_left_alone(tmp_path: Path) -> None:
-    """That user could change them before they are stored, and make different pages equal for the store."""
+    """The other user could change the images before they are stored, and make different pages equal for the store."""
     images = start_program(tmp_path / "images", BATCH_PAGES).directory
     for path in images.iterdir():
         os.chown(path, NOBODY, NOBODY)

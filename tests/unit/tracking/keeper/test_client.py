@@ -187,7 +187,7 @@ def test_retiring_an_ended_tracker_is_harmless() -> None:
 
 
 def test_tracker_of_an_older_release_is_named_and_retired(root: proc.Process) -> None:
-    """It sends lines over a socket that does not keep message boundaries."""
+    """The older tracker sends lines over a socket that does not keep message boundaries."""
     reads = (
         "import os, sys, socket; s = socket.socket(fileno=int(sys.argv[1])); s.listen(); print(flush=True); s.accept()"
     )

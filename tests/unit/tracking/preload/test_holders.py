@@ -72,7 +72,7 @@ print(json.dumps(list(make())))
 
 @pytest.mark.parametrize("groups", [0, 300, 65536])
 def test_sockets_are_those_of_the_process_that_had_them(tmp_path: Path, groups: int) -> None:
-    """Also those that nobody has accepted, and with as many groups as a process can have."""
+    """Connections that nobody has accepted count, too. A process may have as many groups as the kernel allows."""
     table = tmp_path / "holders"
     table.write_bytes(bytes(1 << 19))
     result = subprocess.run(

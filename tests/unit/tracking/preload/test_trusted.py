@@ -162,7 +162,7 @@ def test_only_the_socket_that_was_bound_gets_an_owner(place: Path) -> None:
 
 
 def test_program_of_a_user_connects_only_where_it_may(place: Path) -> None:
-    """Its user has put root's directory where the socket of its own server was."""
+    """The program's user has put root's directory where the socket of its own server was."""
     (place / "s").mkdir()
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as closed,

@@ -60,7 +60,7 @@ print(json.dumps([[add(path) for path in (mine, roots)] for add in (watch, mark,
 
 
 def test_watches_and_leases_are_only_what_their_user_may_have(tmp_path: Path) -> None:
-    """Not those of a private file of root's at the same path; and the signals of a lease are the user's."""
+    """A private file of root's at the same path is not watched. The signals of a lease are the user's."""
     table, mine, roots = (tmp_path / name for name in ("holders", "mine", "roots"))
     for path in (table, mine, roots):
         path.touch(0o600)
