@@ -53,7 +53,7 @@ def test_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("seconds", [253402300900, 2**40, -(2**35)])
 def test_file_with_an_extreme_timestamp_is_restored(crckpt: Crckpt, seconds: int) -> None:
-    """Every user can give a file such a time, where the file system keeps it."""
+    """Any user can set such a time, if the file system stores it."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         words = ("/usr/bin/python3", "-c", f"import time; file = open({file.name!r}); time.sleep(600)")
         null = subprocess.DEVNULL
@@ -76,7 +76,7 @@ def test_file_with_an_extreme_timestamp_is_restored(crckpt: Crckpt, seconds: int
 
 
 def test_log_opened_for_appending_can_be_kept(crckpt: Crckpt) -> None:
-    """The program goes on after the new lines: it writes again those that it had written since."""
+    """The program continues after the newer lines, and writes the lines again that it had written since the dump."""
     with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
@@ -115,7 +115,7 @@ def _rotate_in_place(log: Path) -> None:
 @pytest.mark.parametrize("kind", ["append", "read"])
 @pytest.mark.parametrize("rotate", [_truncate, _rotate, _rotate_to_longer, _rotate_in_place])
 def test_rotated_log_is_left_alone(crckpt: Crckpt, kind: str, rotate: Callable[[Path], None]) -> None:
-    """The program appends to the log that is there, whatever its size; another log is not cut."""
+    """The program appends to the log that has the name now, whatever its size. The rotated log is not cut."""
     with stopped(crckpt, program("journal", kind)) as tree:
         log = tree.workdir / "journal.log"
         rotate(log)
@@ -147,7 +147,7 @@ def test_write_only_file_is_cut_back_to_its_size(crckpt: Crckpt) -> None:
 
 
 def test_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
-    """CRIU would not take it as it is, and there is no way to keep it: the program would overwrite it."""
+    """CRIU would refuse the longer file. The new lines cannot be kept: the program would overwrite them."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
@@ -242,7 +242,7 @@ def test_file_in_use_by_the_running_original_is_not_cut_back(crckpt: Crckpt) -> 
 
 
 def test_failed_restore_puts_the_cut_off_part_back(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """The file is as before, and no other file is left next to it."""
+    """The file is as before, and no other file is left in its directory."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()

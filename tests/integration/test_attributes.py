@@ -86,7 +86,7 @@ def test_each_restorable_attribute_has_a_test() -> None:
 
 
 def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:
-    """The dump reports it. The restore is refused, or runs with less protection if that is allowed."""
+    """The dump reports the loss. The restore is refused, or runs with less protection if that is allowed."""
     with started(program("attributes", "landlock")) as tree:
         dumped = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]
         assert "is confined by Landlock" in " ".join(dumped["warnings"])
@@ -155,7 +155,7 @@ while True:
 
 
 def test_program_that_keeps_changing_pid_is_not_restored_unconfined(crckpt: Crckpt, tmp_path: Path) -> None:
-    """The queried process has ended before the freeze, and a process that adopts is the parent of its own children."""
+    """The queried process has ended before the freeze. A subreaper is the parent of the next process."""
     null = subprocess.DEVNULL
     words, options = ("/usr/bin/python3", "-c", ORPHANS), {"cwd": tmp_path, "start_new_session": True}
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, **options)  # type: ignore[call-overload]
@@ -361,7 +361,7 @@ def test_frozen_cgroup_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_missing_cgroup_limit_is_a_warning(crckpt: Crckpt) -> None:
-    """The tree runs without it: no service is to be refused for a limit of tasks."""
+    """The tree runs without the limit: a missing limit of tasks must not prevent the restore of a service."""
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()

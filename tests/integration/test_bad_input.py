@@ -102,7 +102,7 @@ def test_traced_process_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
-    """Every connection is listed, both ends of it being in the tree."""
+    """Every connection is listed. Both ends of each are in the tree."""
     with started(TCP_PAIR) as tree:
         causes = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=("connected over TCP",), both=False)["causes"]
         seen = [(pid, link) for pid in tree.pids() for link in psutil.Process(pid).net_connections("tcp")]
@@ -224,7 +224,7 @@ def test_directory_that_is_not_a_store_is_refused(crckpt: Crckpt, tmp_path: Path
 
 
 def test_store_readable_by_others_is_refused(crckpt: Crckpt) -> None:
-    """Wrong mode, wrong owner: the fix is one line that works."""
+    """The hint repairs a wrong mode and a wrong owner in one line."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "job")
         dump: tuple[str, ...] = ("dump", str(tree.pid), "job")
@@ -241,7 +241,7 @@ def test_store_readable_by_others_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_store_of_a_newer_format_is_refused(crckpt: Crckpt) -> None:
-    """Refused with both numbers; nothing of it is touched."""
+    """The message has both versions. The store is not changed."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "job")
         path = crckpt.store / "store.json"
@@ -296,7 +296,7 @@ def test_dump_and_restore_need_root_and_list_does_not(crckpt: Crckpt) -> None:
 
 
 def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
-    """Every one that was tried is listed with what is wrong with it; the tree is never touched."""
+    """The error lists each CRIU with the reason why it does not work. The tree is not touched."""
     # What is remembered or lies in the private prefix is hidden from this one command.
     hide = 'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"'
     hidden = ("unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "sh")
@@ -315,7 +315,7 @@ def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_broken_criu_option_is_skipped(crckpt: Crckpt) -> None:
-    """The first that works is taken, and the document names it, and those before it."""
+    """The first CRIU that works is used. The document names it, and those that were tried before it."""
     with started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run")
         result = crckpt.run(*words, "--json").document["result"]

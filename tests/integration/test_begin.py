@@ -71,7 +71,7 @@ def test_killed_crckpt_ends_the_waiting_criu(crckpt: Crckpt, counter: Tree, word
 
 
 def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
-    """The tree has a connection, and no option says what to do with it."""
+    """The tree has a connection, and no option says whether to keep or close it."""
     dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
     assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
     out, error = dump.communicate()

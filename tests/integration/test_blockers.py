@@ -82,7 +82,7 @@ KINDS: Final = {
 
 @pytest.mark.parametrize(("kind", "key"), KINDS.items(), ids=KINDS)
 def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: str, key: str, tmp_path: Path) -> None:
-    """CRIU may name less: then its words are those for what is not known."""
+    """CRIU may name less than the preflight: then the explanation has the words for unknown values."""
     environment = {"CRCKPT_CRIU": str(impatient(tmp_path / "criu"))} if key == "freeze-timeout" else {}
     with held(kind) as tree:
         before = tree.counters()
@@ -134,7 +134,7 @@ def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, ki
 
 @pytest.mark.parametrize("command", ["restore job --new-pid-namespace", "restore job --no-preflight", "rehearse job"])
 def test_checkpoint_of_a_changed_vdso_never_reaches_criu(crckpt: Crckpt, command: str) -> None:
-    """CRIU would write where its symbols point to, with root's rights. A store may be made by others."""
+    """CRIU would write, with root's rights, where the symbols of the vDSO point to. A store may be made by others."""
     with held("changed_vdso") as tree:
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
         error = crckpt.run(*command.split(), "--json", status=REFUSED).document["error"]
@@ -183,7 +183,7 @@ def test_object_that_dumps_but_does_not_restore_is_reported_before(crckpt: Crckp
 
 
 def test_socket_of_another_network_namespace_is_reported_before(crckpt: Crckpt) -> None:
-    """CRIU saves it without a word, and opens one where the program runs."""
+    """CRIU saves such a socket without an error, and opens another one in the namespace where the program runs."""
     with held("foreign_datagrams") as tree:
         (blocker,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
         assert blocker.key == "socket-namespace"

@@ -117,7 +117,7 @@ def test_json_documents_have_the_documented_keys(crckpt: Crckpt, family: Tree, t
 
 
 def test_show_names_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> None:
-    """The text and the JSON document contain them."""
+    """The text and the JSON document contain the names and sizes."""
     crckpt.run("dump", str(family.pid), "job")
     shown = crckpt.run("show", "job").out
     document = crckpt.run("show", "job", "--json").document["result"]
@@ -129,7 +129,7 @@ def test_show_names_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> N
 
 
 def test_second_checkpoint_stores_only_changed_pages(crckpt: Crckpt, family: Tree) -> None:
-    """Pages that the one before has cost nothing."""
+    """Pages that the first checkpoint has are not stored again."""
     first, second = (
         crckpt.run("dump", str(family.pid), "job", "--json").document["result"]["checkpoint"]["statistics"]
         for _ in range(2)
@@ -138,7 +138,7 @@ def test_second_checkpoint_stores_only_changed_pages(crckpt: Crckpt, family: Tre
 
 
 def test_rm_keeps_other_checkpoints_and_gc_frees_space(crckpt: Crckpt, family: Tree) -> None:
-    """An older checkpoint can go although the newer one shares its pages."""
+    """An older checkpoint can be removed although the newer one shares its pages."""
     for _ in range(2):
         crckpt.run("dump", str(family.pid), "job")
     crckpt.run("rm", "job~1")
@@ -200,7 +200,7 @@ def test_imported_images_restore_with_crckpt(crckpt: Crckpt, family: Tree, tmp_p
 
 
 def test_tags_can_be_moved_and_removed(crckpt: Crckpt, family: Tree) -> None:
-    """JOB:TAG means what it was given to last."""
+    """JOB:TAG means the checkpoint that got the tag last."""
     ids = [
         crckpt.run("dump", str(family.pid), "job", "--tag", "here", "--json").document["result"]["checkpoint"]["id"]
         for _ in range(2)

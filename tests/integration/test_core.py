@@ -174,7 +174,7 @@ def _core_of_python(python: str, crckpt: Crckpt, directory: Path) -> tuple[Path,
 
 
 def test_core_output_names_the_file_and_gdb_command(waited: Waited, tmp_path: Path) -> None:
-    """The numbers, the sentence with gdb's command, and a file for its owner alone."""
+    """The output has the numbers and gdb's command. Only the owner can read the file."""
     core = tmp_path / "mine"
     result = waited.crckpt.run("core", "job", str(waited.pid), "-o", str(core), "--json").document["result"]
     assert (result["pid"], result["threads"], result["path"]) == (waited.pid, 2, str(core))
@@ -186,7 +186,7 @@ def test_core_output_names_the_file_and_gdb_command(waited: Waited, tmp_path: Pa
 
 
 def test_existing_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
-    """`--force` replaces it. No other file is left next to it."""
+    """With `--force` the file is replaced. No other file is left in its directory."""
     core = tmp_path / ("core" + "\U0001f600" * 62)  # of the 255 bytes that a name may have, it has 252
     core.write_text("mine")
     assert "--force" in waited.crckpt.run("core", "job", "-o", str(core), status=2).err
@@ -198,7 +198,7 @@ def test_existing_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["-", "/dev/null", "/proc/none/core"])
 def test_unusable_output_paths_are_refused(waited: Waited, place: str) -> None:
-    """A pipe, a device, a directory that there is not."""
+    """Unusable are a pipe, a device and a missing directory."""
     assert "--output FILE" in waited.crckpt.run("core", "job", "-o", place, "--force", status=2).err
 
 

@@ -82,7 +82,7 @@ def images(tmp_path_factory: pytest.TempPathFactory, criu: Path, crit: Path) -> 
 
 
 def test_every_image_reads_as_crit_reads_it(images: Path, crit: Path) -> None:
-    """Records and the raw bytes behind them, and every value that crckpt reads."""
+    """The records, the raw bytes after them and every value that crckpt reads are compared."""
     kinds = set()
     paths = tuple(images.iterdir())
     with ThreadPoolExecutor(os.cpu_count()) as pool:

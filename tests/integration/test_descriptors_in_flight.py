@@ -62,7 +62,10 @@ def sender(kind: str, user: int = NOBODY, *, keeps: bool = False) -> Case:
     ("kind", "name"), [("file", "/file"), ("/proc/self/mem", "/mem"), ("listener", "/socket (listen)")]
 )
 def test_file_that_waits_in_a_socket_is_not_handed_over(crckpt: Crckpt, kind: str, name: str) -> None:
-    """CRIU opens it as root, and crckpt has no way to look at it. Clients of that listener would take it for root."""
+    """CRIU opens the file as root, and crckpt cannot examine it.
+
+    Clients of a waiting listener would take it for root's.
+    """
     with stopped(crckpt, sender(kind), "--force") as tree:
         error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
         assert f"process {tree.pid} (python3) could receive " in error

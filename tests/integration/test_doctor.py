@@ -127,7 +127,7 @@ def test_unsuitable_host_reports_all_checks_and_exits_20(crckpt: Crckpt) -> None
 
 
 def test_criu_works_where_kernel_settings_are_read_only(crckpt: Crckpt) -> None:
-    """`criu check` fails there, although CRIU needs none of them."""
+    """`criu check` fails where the settings are read-only, although CRIU needs to write none of them."""
     words = (*READ_ONLY_SETTINGS, str(PROGRAM), "doctor", "--json")
     result = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=True)
     assert facts(json.loads(result.stdout))["criu"]["state"] == "ok"

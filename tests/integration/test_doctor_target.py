@@ -63,7 +63,7 @@ def test_invalid_targets_are_refused(crckpt: Crckpt) -> None:
 
 
 def test_missing_capability_is_reported(crckpt: Crckpt) -> None:
-    """Root without it may not look into the processes of others."""
+    """Root without the capability may not examine processes of other users."""
     less = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", str(PROGRAM))
     with started(BY_NAME["nobody"]) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "job")):
@@ -91,7 +91,7 @@ TIMES = ("frozen_ms", "dump_ms", "commit_ms")
 
 
 def test_cost_of_a_dump_is_estimated(crckpt: Crckpt) -> None:
-    """Bytes within a factor of 2; how near times come is for `scripts/bench predictions`."""
+    """The estimated bytes are within a factor of 2. `scripts/bench predictions` measures the estimated times."""
     with started(BY_NAME["family"]) as tree:
         first = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert (first["able"], first["blockers"]) == (True, [])

@@ -49,7 +49,10 @@ DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(examp
 
 @pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
 def test_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, ...]) -> None:
-    """SIGKILL of crckpt: CRIU, on its own now, resumes the tree and lifts its lock; gc removes what was in flight."""
+    """After SIGKILL of crckpt, CRIU alone resumes the tree and removes its network lock.
+
+    gc removes the unfinished files.
+    """
     with started(DIALOGUE) as tree:
         for name in MOMENTS:
             _killed_at(name, crckpt, tree, mode)
@@ -68,7 +71,7 @@ def test_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, 
 
 
 def test_gc_tolerates_an_orphaned_criu(crckpt: Crckpt) -> None:
-    """CRIU gives up and resumes the tree; what it has written goes the next time."""
+    """CRIU gives up and resumes the tree. A second gc removes what CRIU has written."""
     with started(LARGE) as tree:
         for _ in range(2):
             orphans = _orphan_criu_amid_images(crckpt, tree)
@@ -268,7 +271,7 @@ def test_refusal_by_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mod
 def test_objects_that_cannot_be_saved_are_reported_before_the_freeze(
     crckpt: Crckpt, kind: str, key: str, words: str
 ) -> None:
-    """The tree is not frozen for it. A dump by force is explained with the same words, unless CRIU names less."""
+    """The tree is not frozen. A forced dump is explained with the same words, unless CRIU names less."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
         result = crckpt.run("doctor", str(tree.pid), "--json", status=24).document["result"]
@@ -283,7 +286,7 @@ def test_objects_that_cannot_be_saved_are_reported_before_the_freeze(
 
 
 def test_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
-    """SIGSTOP before the dump: stopped after it, stopped after a restore, and SIGCONT makes it go on."""
+    """A tree that was stopped by SIGSTOP stays stopped after a dump and after a restore, until it gets SIGCONT."""
     with started(COUNTER) as tree:
         before = tree.counters()
         os.kill(tree.pid, signal.SIGSTOP)

@@ -81,7 +81,7 @@ def test_replaced_file_of_the_same_user_is_handed_over(crckpt: Crckpt) -> None:
 
 
 def test_root_owned_file_that_the_program_had_open_is_handed_over(crckpt: Crckpt) -> None:
-    """A shell of root's has opened it for the program, in a directory of the user's."""
+    """A shell of root has opened the file for the program, in a directory of the user."""
     opened = ("sh", "-c", 'exec "$@" 7>>{workdir}/errors', "sh", *AS_NOBODY, *LOGS)
     with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
         assert (tree.workdir / "errors").stat().st_uid == 0
@@ -95,7 +95,7 @@ def test_root_owned_file_that_the_program_had_open_is_handed_over(crckpt: Crckpt
 def test_replacement_of_a_file_that_root_had_lent_is_not_handed_over(
     crckpt: Crckpt, secret: Path, is_replaced: bool
 ) -> None:
-    """A program that may not open the key gets it from root. When root has replaced it, it does not get the new one."""
+    """Root opens a key for a program that may not open it. The program does not get the key that replaced it."""
     opened = ("sh", "-c", f'exec "$@" 7<{secret}', "sh", *AS_NOBODY, *LOGS)
     with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
         before = tree.counters()
@@ -195,7 +195,7 @@ MAPS: Final = "m = mmap.mmap(os.open(path, os.{}), 0, mmap.MAP_SHARED, mmap.PROT
 
 @pytest.mark.parametrize("opened", ["O_RDONLY", "O_RDWR"])
 def test_map_that_can_become_writable_shows_no_file_of_roots(crckpt: Crckpt, secret: Path, opened: str) -> None:
-    """A program maps its file to read. If it had opened that to write, it can write to the map after mprotect(2)."""
+    """A program that has opened its file for writing can make a read-only map of it writable by mprotect(2)."""
     file = _make_in_directory_of_nobody(secret)
     with _using(crckpt, MAPS.format(opened), file, *AS_NOBODY) as pid:
         file.rename(file.with_name("old"))

@@ -29,7 +29,7 @@ THREAD, CREDENTIALS, EFFECTIVE_USER, VARINT = 5, 10, 3, 0
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_forged_checkpoint_gives_a_program_no_more_rights(crckpt: Crckpt) -> None:
-    """The tree runs on, and what was saved before stays."""
+    """The tree keeps running, and earlier checkpoints stay."""
     with started(program("counter")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         output = _dump_forged(crckpt, tree.pid, f"core-{tree.pid}.img", _of_nobody)
@@ -68,7 +68,7 @@ def test_forged_descriptor_sends_no_signals_as_another_user(crckpt: Crckpt) -> N
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_forged_descriptor_does_not_lead_to_another_file(crckpt: Crckpt) -> None:
-    """CRIU opens them again as root, with the flags that they have: here one of a user's own, to write."""
+    """CRIU opens files again as root with their flags: here a file of the user's own, for writing."""
     with started(BY_NAME["nobody"]) as tree:
         output = _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
         assert f"process {tree.pid} told CRIU that its descriptor " in output
@@ -99,7 +99,7 @@ REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTH
 
 
 def test_removed_file_may_have_the_name_of_a_removed_one(crckpt: Crckpt) -> None:
-    """The kernel adds to a name what this one ends with already."""
+    """The kernel appends " (deleted)" to the name of a removed file, and this name already ends with that."""
     code = REMOVES.replace("/mine", "/mine (deleted)")
     with started(Case("removes", (*REMOVED.argv[:-3], "-c", code, "{workdir}"))) as tree:
         before = tree.counters()
@@ -111,7 +111,7 @@ def test_removed_file_may_have_the_name_of_a_removed_one(crckpt: Crckpt) -> None
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_removed_file_is_not_replaced_by_its_namesake(crckpt: Crckpt) -> None:
-    """A user's process can open that file by O_PATH without read permission, and send it instead of its own."""
+    """A user's process can open the other file by O_PATH without read permission, and send it instead of its own."""
     with started(REMOVED) as tree:
         output = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
         assert f"descriptor 50 is {tree.workdir}/mine, but it is {tree.workdir}/mine (deleted): another" in output
@@ -126,7 +126,7 @@ def test_removed_file_is_not_replaced_by_an_earlier_namesake(crckpt: Crckpt) -> 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_thread_image_of_another_process_is_refused(crckpt: Crckpt) -> None:
-    """The image of a thread, with its registers and rights, has its number."""
+    """The image of a thread, with its registers and rights, is named by the thread's number."""
     with started(BY_NAME["threads"]) as tree:
         output = _dump_forged(crckpt, tree.pid, "pstree.img", _without_last_thread, hold=1)
         assert f"process {tree.pid} told CRIU that it has another list of threads than it has" in output

@@ -38,7 +38,7 @@ def restore(crckpt: Crckpt, target: Target, *words: str) -> None:
 
 
 def test_restored_tree_gets_a_full_dump_with_the_reason(crckpt: Crckpt, target: Target) -> None:
-    """The first dump of it was full already, so nothing else shows that it was tracked."""
+    """The first dump of the tree was full, too: only the reason shows that the tree was tracked."""
     restore(crckpt, target, "--incremental")
     assert reason(crckpt, target) == f"{RESTORED}{AGAIN}"
     assert reason(crckpt, target) == f"{RESTORED}{AGAIN}", "as long as it is not tracked"

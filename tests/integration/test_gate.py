@@ -41,7 +41,7 @@ def ran(crckpt: Crckpt, way: str, target: Target, criu: Path, status: int = 0) -
 def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
     crckpt: Crckpt, target: Target, tmp_path: Path, way: str
 ) -> None:
-    """A descriptor that comes up after crckpt has looked, and is gone again before CRIU has ended."""
+    """The descriptor is opened after crckpt has looked, and closed before CRIU has ended."""
     there, signalled = tmp_path / "there", f"kill -URG {target.pid}"
     until = "while [ ! -e {0} ]; do sleep 0.01; done"
     sums = [target.work / f"sum-{number}" for number in (1, 2)]
@@ -204,7 +204,7 @@ def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: P
 
 @pytest.mark.parametrize("way", WAYS)
 def test_criu_that_does_not_wait_gives_no_base(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
-    """CRIU loaded the library when it was tested, and does not load it any more."""
+    """CRIU loaded the library when it was tested, but does not load it in the dump."""
     passes = tmp_path / "passes"
     criu = wrapper(tmp_path, f"[ ! -e {passes} ] || unset CRCKPT_HOLD")
     ran(crckpt, "dump", target, criu)

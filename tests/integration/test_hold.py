@@ -45,7 +45,7 @@ COUNTER: Final = next(case for case in CASES if case.name == "counter")
     ids=("criu", "commit"),
 )
 def test_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int) -> None:
-    """Room that was there goes while CRIU writes, then the pack does not fit: the held tree runs on, connected."""
+    """The disk becomes full while CRIU writes, or the pack does not fit. The held tree keeps running, connected."""
     with store_on_disk(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
         crckpt.run("dump", str(small.pid), "small")
         kept = checkpoints(crckpt)
@@ -222,7 +222,7 @@ def test_tree_stays_frozen_until_its_checkpoint_is_committed(crckpt: Crckpt) -> 
 
 
 def test_removing_the_checkpoint_of_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
-    """`rm` of its checkpoint says so; of a checkpoint whose tree runs on there is nothing to lift."""
+    """`rm` reports the lifted lock. The checkpoint of a running tree has no lock."""
     with started(DIALOGUE) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep")
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
@@ -240,7 +240,7 @@ def test_removing_the_checkpoint_of_a_stopped_tree_lifts_its_lock(crckpt: Crckpt
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_commit_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: str) -> None:
-    """SIGKILL before the commit is recorded: the tree runs on. After it: the tree ends, as was agreed."""
+    """If SIGKILL comes before the commit is recorded, the tree keeps running. After the record, the tree ends."""
     paths = _work(tmp_path)
     with started(COUNTER) as tree:
         words = [str(find(None, None).path), str(tree.pid), str(paths.work), when]

@@ -60,7 +60,7 @@ def owners(tree: Tree) -> dict[str, int]:
 
 
 def test_sockets_belong_to_the_programs_user(crckpt: Crckpt) -> None:
-    """Firewall rules by user hold for them, and no socket of root's shares their port (SO_REUSEPORT)."""
+    """Firewall rules by user apply to the sockets. A socket of root cannot share their port (SO_REUSEPORT)."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", HAS, "{workdir}")
     with started(Case("holders", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         assert owners(tree) == {"tcp": NOBODY, "udp": NOBODY}
@@ -102,7 +102,7 @@ program.run(step)
 
 
 def test_connections_that_wait_to_be_accepted_are_the_users(crckpt: Crckpt) -> None:
-    """A server would take the client for root; and each client the server, from its first moment on."""
+    """Otherwise a server would take its client for root, and each client would take the server for root."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", ACCEPTS, "{workdir}")
     with started(Case("accepts", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         before = tree.counters()
@@ -180,7 +180,10 @@ os.execv(python, [python, "-c", "import os, time; os.setresuid(0, 0, 0); time.sl
 
 
 def test_socket_that_a_process_of_root_shares_needs_an_option(crckpt: Crckpt) -> None:
-    """CRIU makes it in the process with the lowest PID: rules for packets of root would hold for the user."""
+    """CRIU creates a shared socket in the process with the lowest PID.
+
+    Rules for packets of root would apply to the user.
+    """
     if CAP_SYS_RESOURCE not in effective_capabilities():
         pytest.skip("needs CAP_SYS_RESOURCE, to dump processes of two users")
     with tempfile.TemporaryDirectory() as place:

@@ -96,7 +96,7 @@ def test_each_checkpoint_of_a_series_restores_without_the_others(crckpt: Crckpt,
 
 
 def test_memory_advice_given_since_the_parent_is_restored(crckpt: Crckpt, target: Target) -> None:
-    """A list of maps does not show it: it is of a whole map."""
+    """A list of maps does not show the advice, because it was given for a whole map."""
     given = []
     for _ in range(3):
         dump_incrementally(crckpt, target)
@@ -161,7 +161,7 @@ def test_tree_with_undecodable_names_is_tracked_and_restored(crckpt: Crckpt) -> 
 
 
 def test_criu_writes_only_the_changed_pages(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    """Seen in the images themselves, before they are taken into the store."""
+    """The images are examined before they are stored."""
     dump_incrementally(crckpt, target)
     target.write()
     staging = tmp_path / "staging"
@@ -193,7 +193,7 @@ def test_incremental_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> No
 
 
 def test_stop_without_room_for_statistics_is_committed(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    """CRIU writes them last: the checkpoint is made, and the tree has ended."""
+    """CRIU writes its statistics last: the checkpoint is complete, and the tree has ended."""
     run = 'for last; do [ "$before" != --work-dir ] || work=$last; before=$last; done\n'
     criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')
     checksum = target.report()[0]
@@ -223,7 +223,7 @@ def test_killed_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target)
 
 
 def test_tracker_killed_in_the_freeze_makes_the_next_dump_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    """The dump that goes on is whole, the next one is full."""
+    """The running dump is completed. The next one is full."""
     dump_incrementally(crckpt, target)
     target.write()
     kept = keeper(crckpt, target)["pid"]
@@ -445,7 +445,7 @@ def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> Non
 
 
 def test_second_concurrent_dump_of_a_tree_is_refused(crckpt: Crckpt, target: Target) -> None:
-    """The second is refused as long as the first one is neither committed nor gone."""
+    """A second dump is refused until the first one is committed or its process has ended."""
     dump_incrementally(crckpt, target)
     root = proc.read_process(target.pid)
     assert root is not None
@@ -460,7 +460,7 @@ def test_second_concurrent_dump_of_a_tree_is_refused(crckpt: Crckpt, target: Tar
 
 
 def test_dump_that_cannot_begin_does_not_count_as_running() -> None:
-    """The connection that asked for it may stay open."""
+    """The connection that asked for the dump may stay open."""
     with running(PYTHON, "-c", ENDS_ITS_MAIN_THREAD) as process:
         root = proc.read_process(process.pid)
         assert root is not None
@@ -515,7 +515,7 @@ def test_background_dump_becomes_the_base(crckpt: Crckpt, target: Target) -> Non
 
 @pytest.mark.parametrize("what", ["manifest", "pack"])
 def test_damaged_base_makes_the_dump_full(crckpt: Crckpt, target: Target, what: str) -> None:
-    """The dump is as full as it says: it does not depend on what was found to be damaged."""
+    """The full dump does not depend on the damaged pages."""
     base = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     if what == "manifest":
         flip(crckpt.store / "checkpoints" / base / "manifest.json", 100)

@@ -51,7 +51,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
 
 
 def test_ps_section_lists_processes_threads_and_states(looked: Looked) -> None:
-    """The tree, its threads and states."""
+    """The section has the tree, its threads and their states."""
     (process,) = looked.show("--ps")["ps"]
     assert (process["pid"], process["state"], process["uid"]) == (looked.pid, "alive", 0)
     assert process["cwd"] == str(looked.workdir)
@@ -79,7 +79,7 @@ def test_ps_section_names_the_system_calls_of_threads(crckpt: Crckpt) -> None:
 
 
 def test_files_section_lists_open_files(looked: Looked) -> None:
-    """Path, access, offset, size, whether it is deleted."""
+    """The section has path, access, offset and size, and whether the file is deleted."""
     files = {file["fd"]: file for file in looked.show("--files")["files"]}
     fds = looked.before["fds"]
     data, log, gone = (files[fds[name]] for name in ("data", "log", "gone"))
@@ -190,7 +190,7 @@ def test_environment_is_shown_only_on_request(looked: Looked) -> None:
 
 
 def test_strings_finds_text_across_pages(looked: Looked) -> None:
-    """A text across the border of two pages is found where it is, and where each process has it."""
+    """A text across the border of two pages is found at its address in each process."""
     found = looked.show("--strings", r"known-\d+-te.t")["strings"]
     (there,) = (match for match in found if match["address"] == looked.before["text"])
     assert (there["pid"], there["text"]) == (looked.pid, TEXT)
@@ -206,7 +206,7 @@ def test_strings_finds_text_across_pages(looked: Looked) -> None:
 
 
 def test_sections_can_be_shown_alone_or_together(looked: Looked) -> None:
-    """Scripts get what they ask for."""
+    """The JSON document has only the requested sections."""
     usual = set(looked.show("--ps")) - {"ps"}
     together = looked.show("--ps", "--files", "--sockets", "--maps", "--env", "--strings", TEXT)
     assert set(together) == usual | {"ps", "files", "sockets", "maps", "env", "strings"}

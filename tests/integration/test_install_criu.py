@@ -112,7 +112,7 @@ def test_programs_of_the_prefix_use_only_its_libraries(installed: Installed) -> 
 
 
 def test_moved_prefix_works(installed: Installed, tmp_path: Path) -> None:
-    """A prefix that was moved passes the trial in its new place, and its crit reads images."""
+    """A moved prefix passes the trial in its new place, and its crit reads images."""
     moved = tmp_path / "elsewhere/criu"
     shutil.copytree(installed.prefix, moved, symlinks=True)
     outcome = run(moved, "prefix")
@@ -123,7 +123,7 @@ def test_moved_prefix_works(installed: Installed, tmp_path: Path) -> None:
 
 
 def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) -> None:
-    """CRCKPT_CRIU_PRELOAD goes to the loader: a missing library is its complaint, and criu still runs."""
+    """The loader gets CRCKPT_CRIU_PRELOAD. It complains about a missing library, and criu still runs."""
     env = os.environ | {"CRCKPT_CRIU_PRELOAD": "/nonexistent/tracker.so"}
     argv = [str(installed.prefix / "criu"), "--version"]
     result = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
@@ -247,7 +247,7 @@ def repository(folder: Path) -> str:
 
 
 def test_root_refuses_a_prefix_where_others_can_replace_criu(tmp_path: Path) -> None:
-    """A user who can write there could also install the CRIU that root would try."""
+    """A user who can write to the prefix could install the CRIU that root would try."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     criu_that(theirs / "criu", f"touch {tmp_path}/ran")
@@ -294,7 +294,7 @@ def test_missing_capability_is_reported() -> None:
 
 
 def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
-    """The candidates that there are get named."""
+    """The message lists the existing candidates."""
     outcome = run(tmp_path / "criu", "path,woody")
     assert outcome.status == 2
     assert "no such candidate: woody; there are path, prefix, sid, testing, stable, build" in outcome.stderr

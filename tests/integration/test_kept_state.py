@@ -67,7 +67,7 @@ def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name:
 
 @HOW
 def test_renamed_socket_keeps_its_name(crckpt: Crckpt, how: str) -> None:
-    """The first name was gone, and is gone again."""
+    """The first name did not exist at the dump, and does not exist after the restore."""
     with stopped(crckpt, program("kept_state", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["renamed-socket"] == [False, "name.tmp"]
         assert warnings == []
@@ -128,7 +128,7 @@ def test_exclusive_terminal_stays_exclusive(crckpt: Crckpt) -> None:
 
 
 def test_dump_keeps_unread_bytes_of_a_terminal(crckpt: Crckpt) -> None:
-    """CRIU reads them, and writes them back."""
+    """CRIU reads the bytes and writes them back."""
     with started(program("kept_state", "terminal")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         assert look(tree)["terminal"] == TERMINAL

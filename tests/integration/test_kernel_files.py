@@ -100,7 +100,7 @@ def test_cgroup_procs_is_not_opened_for_a_user(crckpt: Crckpt) -> None:
 
 
 def test_dump_warns_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
-    """The warning comes before the freeze, and no program is ended that cannot be restored."""
+    """The warning comes before the freeze. A program that cannot be restored is not ended."""
     with own_group() as group:
         procs = str(group / "cgroup.procs")
         with started(as_nobody(COUNTS, procs, f"{os.O_WRONLY}")) as tree:
@@ -114,7 +114,7 @@ def test_dump_warns_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
 
 
 def test_memory_of_a_child_with_more_rights_is_not_opened(crckpt: Crckpt) -> None:
-    """The kernel had bound the descriptor to what the child was before it executed that program."""
+    """The kernel had bound the descriptor to the memory that the child had before it executed the program."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         cat = Path(place, "cat")
@@ -166,7 +166,7 @@ def test_root_keeps_its_kernel_files(crckpt: Crckpt) -> None:
 
 
 def test_file_taken_away_by_root_is_not_handed_over(crckpt: Crckpt) -> None:
-    """A new key, which belongs to root, has the place of the old one, which belonged to the program's user."""
+    """Root has replaced a key of the program's user by a new key of its own."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         key = Path(place, "key")

@@ -111,7 +111,7 @@ def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("adopted")
 def test_ended_children_use_no_resources(crckpt: Crckpt, tmp_path: Path) -> None:
-    """However many the program forks while its memory is filled."""
+    """The program may fork any number of children while its memory is filled."""
     with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
         (tmp_path / "go").touch()
         wait_for(lambda: (tmp_path / "report").read_text() == "forked", 60, "all forks")
@@ -131,7 +131,7 @@ def test_tree_with_too_many_children_is_ended(crckpt: Crckpt, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("adopted")
 def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path) -> None:
-    """A program may go on in ever new children."""
+    """A program may continue in ever new children."""
     with restored_lazily(crckpt, tmp_path, "seconds=0.1", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
         (tmp_path / "go").touch()
@@ -174,7 +174,7 @@ def test_helper_without_its_guard_continues(crckpt: Crckpt, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("adopted")
 def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Helper and guard were killed at once: it finds no zeros where pages are missing."""
+    """Helper and guard were killed at once. The tree does not read zeros from missing pages."""
     with restored_lazily(crckpt, tmp_path) as tree:
         # The guard must not see the end of the helper.
         os.kill(tree.guard, signal.SIGSTOP)

@@ -108,7 +108,7 @@ def is_clean(hosts: Lan) -> bool:
 
 @families
 def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
-    """Nobody can see the destination's address behind the fence; after the release the neighbours know it at once."""
+    """The destination's address is invisible behind the fence. After the release the neighbours know it at once."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         assert check_destination(BOTH) == ()
         with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
@@ -284,7 +284,7 @@ def test_guard_holds_no_unrelated_resources(hosts: Lan, move_id: str, tmp_path: 
 
 @families
 def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: HostAddress, move_id: str) -> None:
-    """The fence stays while a tree that is being ended has a connection: the peer must not get its last packets."""
+    """The fence stays until a tree that is being ended has no connection: the peer must not get its last packets."""
     seen: list[bool] = []
 
     def end_late(*connections: socket.socket) -> None:

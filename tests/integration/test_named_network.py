@@ -49,7 +49,7 @@ def _locks(name: str) -> str:
 
 
 def test_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: str) -> None:
-    """The tree runs on, and its packets go through again."""
+    """The tree keeps running, and its packets arrive again."""
     dump = crckpt.start("dump", str(program.pid), JOB, "--stop", CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the hold")
     assert "CRIU-" in _locks(name)
@@ -63,7 +63,7 @@ def test_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: 
 
 
 def test_restore_lifts_the_network_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
-    """The tree comes back in another namespace; in the old one nothing is to be kept back any more."""
+    """The tree returns in another namespace. The lock in the old namespace is not needed any more."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
     assert "CRIU-" in _locks(name)
@@ -73,7 +73,7 @@ def test_restore_lifts_the_network_lock(crckpt: Crckpt, program: Remote, name: s
 
 
 def test_removing_the_checkpoint_lifts_the_network_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
-    """The tree has ended, the namespace has not: others use it."""
+    """The tree has ended. Other processes still use its namespace."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
     assert "CRIU-" in _locks(name)

@@ -73,7 +73,7 @@ def socket_ends(pid: int, fd: int) -> tuple[list[str], list[str]]:
 
 
 def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
-    """CRIU reports only the inode of the outside socket. It is named together with the descriptor connected to it."""
+    """CRIU reports only the inode of the outside socket. crckpt also names the descriptor connected to it."""
     path = crckpt.store.parent / "peer.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -84,7 +84,7 @@ def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
 
 
 def test_socket_that_a_restore_cannot_create_is_named(crckpt: Crckpt) -> None:
-    """The images tell what the descriptor was: where its name was, there is no directory any more."""
+    """The images tell which socket the descriptor was. The directory of its name does not exist any more."""
     path = crckpt.store.parent / "gone/peer.sock"
     path.parent.mkdir()
     with waiting(LISTENS, str(path)) as (pid, (fd,)):

@@ -65,7 +65,7 @@ def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
 
 
 def test_unprivileged_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
-    """Mounts of its own, with a program where our CRIU is."""
+    """The user has mounts of its own, with a program in the place of our CRIU."""
     apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", HIDES_CRIU, TRAP)
     case = Case("mounts", (*AS_NOBODY, *apart, *COUNTER), user=NOBODY)
     with started(case) as tree:
@@ -103,7 +103,7 @@ def test_namespace_owned_by_another_user_namespace_is_refused(crckpt: Crckpt, ki
 
 @pytest.mark.parametrize("proc", ["real", "masked"])
 def test_programs_in_mounts_writable_by_the_tree_are_not_run(crckpt: Crckpt, criu: Path, proc: str) -> None:
-    """Root's own namespace, as of systemd, with a hostile service: it is dumped as it is, and comes back as it was."""
+    """The service runs in a mount namespace of root's, as systemd creates it, and is dumped and restored unchanged."""
     with started(_hostile(criu, proc)) as tree:
         before = tree.counters()
         (warning,) = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
@@ -135,7 +135,7 @@ def test_programs_in_mounts_writable_by_the_tree_are_not_run(crckpt: Crckpt, cri
 def test_open_files_in_a_private_mount_namespace_are_restored(
     crckpt: Crckpt, name: str, kinds: tuple[str, ...]
 ) -> None:
-    """CRIU finds files and mounts as it would if it had been started there."""
+    """CRIU finds files and mounts as if it had been started in that namespace."""
     case = BY_NAME[name]
     within = ("unshare", *kinds, "sh", "-c", 'exec </dev/null >/dev/null 2>&1; ip link set lo up; exec "$@"', "sh")
     with started(replace(case, argv=(*within, *case.argv))) as tree:
@@ -151,7 +151,7 @@ def test_open_files_in_a_private_mount_namespace_are_restored(
 
 
 def test_criu_refuses_mounts_without_proc(crckpt: Crckpt, criu: Path) -> None:
-    """Programs inside look there with the rights of the program."""
+    """Programs in the namespace read /proc with the rights of the program."""
     with started(_hostile(criu, "empty")) as tree:
         before = tree.counters()
         error = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json", status=21).document["error"]
@@ -174,7 +174,7 @@ def test_criu_without_library_support_is_not_run_in_mounts_of_a_tree(crckpt: Crc
 
 
 def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path, tmp_path: Path) -> None:
-    """A process may change its namespaces after crckpt has looked: the owner is asked for when they are entered."""
+    """A process may change its namespaces after crckpt has looked: the owner is checked when they are entered."""
     with _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount")) as pid:
         command = dump_command(criu, pid, Paths(tmp_path, tmp_path), DumpOptions(), leave_running=True)
         result = subprocess.run([*dump_words(criu, enter=pid), *command], capture_output=True, text=True, check=False)

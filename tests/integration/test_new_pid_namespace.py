@@ -95,7 +95,7 @@ def _imported(crckpt: Crckpt, work: Path, words: tuple[str, ...]) -> Iterator[Tr
 
 
 def test_running_dump_in_its_namespace_is_only_a_pause(crckpt: Crckpt) -> None:
-    """A dump without --stop is a pause and nothing else, there too."""
+    """A dump without --stop only pauses a tree in its own namespace, too."""
     with stopped(crckpt, BY_NAME["threads"]) as tree, detached_in_namespace(crckpt) as init:
         crckpt.run("dump", str(_root(init)), JOB)
         tree.wait_growth(tree.counters())

@@ -345,7 +345,10 @@ def test_program_from_a_terminal_is_restored_without_one(crckpt: Crckpt, workdir
 
 
 def test_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
-    """The kernel ends a stopped group that loses its parent: it is refused, and runs on a new terminal."""
+    """The kernel would end a stopped group that loses its parent.
+
+    The restore is refused, and works with a new terminal.
+    """
     with _shell(crckpt, workdir) as shell:
         shell.enter(shlex.join(word.format(workdir=workdir) for word in TALKER))
         wait_for(lambda: _read_status(workdir).counter > 5, WITHIN_S, "the program to start")

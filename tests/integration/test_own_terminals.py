@@ -94,7 +94,7 @@ def test_terminal_number_in_use_by_another_program_is_refused(crckpt: Crckpt) ->
 
 
 def test_terminal_opened_by_name_in_a_child_is_refused(crckpt: Crckpt) -> None:
-    """CRIU saves it only for a process that has the terminal open itself: the refusal says so."""
+    """CRIU saves /dev/tty only for a process that also has the terminal itself open."""
     with remote() as program:
         program.ask(
             "import fcntl, os, signal, termios\n"

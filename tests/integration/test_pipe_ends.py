@@ -155,7 +155,7 @@ def test_pipe_end_open_for_reading_and_writing_can_be_rehearsed(crckpt: Crckpt) 
 
 
 def test_rest_of_a_pipeline_is_restored(crckpt: Crckpt) -> None:
-    """The first program has written its last and ended; the second counts every line."""
+    """The first program has ended after its last line. The second one counts every line."""
     with open_workdir() as workdir:
         reading, writing = os.pipe()
         null = subprocess.DEVNULL

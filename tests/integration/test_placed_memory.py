@@ -35,7 +35,7 @@ def no_pages_added() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_pages_added")
 def test_memory_is_placed_exactly(crckpt: Crckpt) -> None:
-    """Two processes that stand still: what is in their memory, and how much of it."""
+    """The content and the amount of memory of two waiting processes are compared."""
     with started(program("resident", "--own", "4")) as tree:
         before = tree.counters()
         _stand_still(tree)
@@ -58,7 +58,7 @@ def test_memory_is_placed_exactly(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_tree_with_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
-    """crckpt is ended when some of the memory is there: the tree is not, and can be brought back as if nothing was."""
+    """crckpt is killed when a part of the memory is filled: the tree is ended, and can be restored again."""
     with stopped(crckpt, program("resident", "--own", "128")) as tree:
         before = tree.counters()
         with foreground(crckpt) as front:

@@ -150,7 +150,7 @@ def test_tree_that_writes_quickly_gets_another_round(crckpt: Crckpt, tmp_path: P
 
 
 def test_required_space_is_bounded_by_the_size_of_the_tree(tmp_path: Path) -> None:
-    """However quickly it writes: there is room for the round and for all of it once more."""
+    """Even if the tree writes quickly, space for the round and for all memory once more is enough."""
     again = f"rm -f {tmp_path}/full; until [ -e {tmp_path}/full ]; do :; done"
     run = f'{find(None, None).path} "$@"; status=$?\n[ "$1" != pre-dump ] || {{ {again}; {again}; }}\nexit $status'
     with rewriting(tmp_path) as pid, mounted(tmp_path / "staging", 340 * MIB):
@@ -444,9 +444,10 @@ def of_its_own(pid: int) -> int:
 
 
 def test_memory_unreadable_during_a_round_is_in_the_dump(crckpt: Crckpt, target: Target) -> None:
-    """The memory is copied in the freeze. If it is readable by then, the dump is full.
+    """The memory is copied in the freeze.
 
-    With soft-dirty bits rounds copy while the tree is stopped, and CRIU makes the memory readable.
+    If it is readable by then, the dump is full. With soft-dirty bits rounds copy while the tree is stopped, and CRIU
+    makes the memory readable.
     """
     target.send_signal(signal.SIGIO)
     round_ = copied(crckpt, target)
@@ -497,7 +498,7 @@ def test_dump_after_rounds_needs_little_space(target: Target, tmp_path: Path) ->
 
 @pytest.mark.parametrize("who", ["crckpt", "CRIU"])
 def test_interrupted_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target, who: str) -> None:
-    """The bits are reset by then, and the tree runs on."""
+    """The round has already reset the bits. The tree keeps running."""
     copied(crckpt, target)
     target.write()
     process = crckpt.start("pre-dump", str(target.pid), "job", "--json")
@@ -560,7 +561,7 @@ def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: P
 
 @pytest.mark.parametrize(("limits", "status"), [("128:4096", 0), ("128:128", 24)], ids=["raised", "refused"])
 def test_rounds_raise_the_descriptor_limit(crckpt: Crckpt, limits: str, status: int) -> None:
-    """CRIU moves memory into pipes: it gets the limit that it needs, or the tree is left alone."""
+    """CRIU moves memory into pipes. crckpt raises the limit as needed, or leaves the tree alone."""
     code = "import mmap; m = mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE)\nfor at in range(0, len(m), 4096): m[at] = 1"
     with remote() as program:
         program.ask(code)

@@ -202,7 +202,7 @@ def test_job_is_controlled_again_by_the_shell_that_started_it(
 def test_keys_reach_a_program_with_its_own_session(
     crckpt: Crckpt, program: Program, tmux: Tmux, where: str, has_terminal: bool
 ) -> None:
-    """Keys do not reach the program: the terminal signals crckpt, which passes them on."""
+    """The terminal sends signals for keys to crckpt, which passes them on to the program."""
     pane = tmux.pane("bash")
     stop_without_shell(crckpt, program, has_terminal=has_terminal)
     pane.type(RESTORE if where == "here" else f"{RESTORE} --new-pid-namespace")
@@ -296,7 +296,7 @@ def test_crckpts_own_line_precedes_the_output(crckpt: Crckpt, program: Program, 
 def test_killed_program_leaves_the_terminal_modes(
     crckpt: Crckpt, program: Program, tmux: Tmux, number: signal.Signals
 ) -> None:
-    """A program that was killed has not undone its raw mode. dash does not do that, either."""
+    """A killed program has not undone its raw mode, and dash does not undo it either."""
     pane = tmux.pane("dash")
     pid = stop_at_prompt(crckpt, program, pane, "--raw")
     pane.type("stty erase ^B")
@@ -354,7 +354,7 @@ def test_program_stopped_by_a_background_read_stops_crckpt_until_fg(
 
 
 def test_shell_that_restores_in_the_background_keeps_its_terminal(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """`&`: CRIU brings the program to the foreground, and sets the terminal as the program had it."""
+    """With `&`, CRIU brings the program to the foreground, and sets the terminal as the program had it."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--raw")
     pane.type(f"{RESTORE} &")
@@ -428,7 +428,7 @@ def test_closed_pane_ends_the_program(crckpt: Crckpt, program: Program, tmux: Tm
 
 
 def test_pipeline_is_restored_with_a_pipe_to_crckpt(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """`python3 x.py | tee log`: what it wrote to tee, crckpt's output gets."""
+    """The program `python3 x.py | tee log` wrote to tee. After the restore, crckpt's output gets these lines."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane, "--talk", line="{} | tee ~/log")
     pane.type(f"{RESTORE} | tee {program.directory}/log")

@@ -108,7 +108,7 @@ def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:
 
 
 def test_second_run_installs_nothing(provisioned: Provisioned) -> None:
-    """Everything is found as it should be, in less time than it was installed."""
+    """Everything is already installed, and the second run takes less time."""
     assert provisioned.statuses[1] == 0, provisioned.outputs[1]
     assert "packages: all installed" in provisioned.outputs[1]
     assert "): works: CRIU" in provisioned.outputs[1]
@@ -117,7 +117,7 @@ def test_second_run_installs_nothing(provisioned: Provisioned) -> None:
 
 
 def test_host_is_unchanged_after_provisioning(provisioned: Provisioned) -> None:
-    """The overlay is gone and nothing of it stayed here."""
+    """The overlay is removed, and none of its files is on the host."""
     assert footprint() == provisioned.here_before
     assert str(provisioned.folder) not in Path("/proc/mounts").read_text()
     assert list((provisioned.folder / "room").iterdir()) == []

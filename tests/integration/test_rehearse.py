@@ -43,7 +43,7 @@ for host, port in zip(("127.0.0.1", "::1"), Path(sys.argv[1], "ports").read_text
     ["family", "growing-log", "unix-sockets", "tcp-pair", "events", "maps", "sysv-ipc", "locks", "tmux", "redis"],
 )
 def test_rehearsal_runs_beside_the_original(crckpt: Crckpt, name: str) -> None:
-    """Whose PIDs, ports, locks and sockets are in use; and it goes on."""
+    """The PIDs, ports, locks and sockets of the original are in use, and the original continues."""
     case = BY_NAME[name]
     if case.missing():
         pytest.skip(f"not installed: {', '.join(case.missing())}")
@@ -77,7 +77,7 @@ def test_writes_of_the_rehearsal_are_discarded(crckpt: Crckpt) -> None:
 
 
 def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
-    """The ports of the original keep answering; the probe reaches those of the rehearsal."""
+    """The ports of the original keep answering. The probe reaches those of the rehearsal."""
     with dumped(crckpt, BY_NAME["tcp-listen"]) as tree:
         script = tree.workdir / "greeted.py"
         script.write_text(GREETED)
@@ -201,7 +201,7 @@ def test_failed_probe_fails_the_rehearsal(crckpt: Crckpt, probe: str, status: in
 def test_probe_has_no_more_rights_than_the_program(
     crckpt: Crckpt, before: tuple[str, ...], user: int, capabilities: int
 ) -> None:
-    """The program may have changed any file there that it can write to, and so what the probe executes and loads."""
+    """The program may have changed any file that it can write to, and so what the probe executes and loads."""
     case = program("elsewhere", "127.0.0.1", "stay", "0")
     with dumped(crckpt, Case("confined", (*before, *case.argv), user=user)), traceless(crckpt):
         probe = rehearsed(crckpt, "--probe", "cat /proc/self/status")["probe"]

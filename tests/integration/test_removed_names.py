@@ -63,7 +63,7 @@ def test_two_checkpoints_share_no_link(crckpt: Crckpt, place: Path) -> None:
 
 
 def test_running_dump_warns_that_it_cannot_be_restored(crckpt: Crckpt, place: Path) -> None:
-    """CRIU removes its link when the program goes on: also of a file that is only mapped."""
+    """CRIU removes the link of a removed file when the program continues, also if the file is only mapped."""
     with started(other_names(place, "inner")) as tree:
         before = tree.counters()
         output = crckpt.run("dump", str(tree.pid), JOB).out
@@ -79,7 +79,7 @@ def test_running_dump_warns_that_it_cannot_be_restored(crckpt: Crckpt, place: Pa
 
 
 def test_link_is_recreated_from_another_name_in_its_directory(crckpt: Crckpt, place: Path) -> None:
-    """CRIU removes it when the program goes on, and when it was restored."""
+    """CRIU removes the link when the program continues, and after a restore."""
     with started(other_names(place, ".", "sem")) as tree:
         before = tree.counters()
         assert "bring it back with" in crckpt.run("dump", str(tree.pid), JOB).out
@@ -109,7 +109,7 @@ def test_failed_restore_removes_the_link(crckpt: Crckpt, place: Path, obstructed
 
 
 def test_recreated_directory_is_left_alone(crckpt: Crckpt) -> None:
-    """CRIU would give it the old owner and mode, and remove it."""
+    """CRIU would give the directory its old owner and mode, and remove it."""
     with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
         again, before = tree.workdir / "scratch", tree.counters()
         again.mkdir(mode=0o700)

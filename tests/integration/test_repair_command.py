@@ -54,7 +54,7 @@ def test_repair_lists_restorable_and_lost_checkpoints(crckpt: Crckpt, copy: Path
 
 
 def test_damaged_checkpoints_are_marked_until_repaired(crckpt: Crckpt, copy: Path) -> None:
-    """Commands and lists mark them."""
+    """Commands and lists mark damaged checkpoints."""
     assert "(damaged)" not in crckpt.run("list").out
     document = crckpt.run("verify", "--json", status=13).document
     assert (document["status"], document["error"]["code"], document["result"]["intact"]) == ("error", 13, False)

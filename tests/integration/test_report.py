@@ -133,7 +133,7 @@ def test_last_line_lists_the_contents(secretive: Secretive) -> None:
 
 
 def test_existing_file_is_not_overwritten(crckpt: Crckpt) -> None:
-    """The file that is there stays as it is; a directory that is not there is named."""
+    """The existing file stays as it is. A missing directory is named."""
     crckpt.run("report", "--output", "it.tar.gz")
     before = Path("it.tar.gz").read_bytes()
     assert "it.tar.gz exists already" in crckpt.run("report", "--output", "it.tar.gz", status=2).err
@@ -142,7 +142,7 @@ def test_existing_file_is_not_overwritten(crckpt: Crckpt) -> None:
 
 
 def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
-    """A file and stdin give the same: the log without the host's name, and its cause."""
+    """A file and stdin give the same report: the log without the host's name, and its cause."""
     Path("some.log").write_text(LOG)
     crckpt.run("report", "some.log", "--output", "file.tar.gz")
     words = (str(PROGRAM), "report", "-", "--output", "stdin.tar.gz")
@@ -198,7 +198,7 @@ def test_report_on_a_damaged_checkpoint_names_what_is_missing(secretive: Secreti
 
 
 def test_logs_of_a_killed_crckpt_are_included(secretive: Secretive, tmp_path: Path) -> None:
-    """The newest come first; what the living are at is none of them."""
+    """The newest logs come first. Logs of running commands are not included."""
     crckpt = Crckpt(tmp_path / "copy")
     shutil.copytree(secretive.crckpt.store, crckpt.store)
     for number, name in enumerate(("dump.log", "restore.log")):

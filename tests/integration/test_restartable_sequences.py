@@ -71,7 +71,7 @@ def seizing(tmp_path: Path) -> Iterator[Seizing]:
 
 @pytest.mark.parametrize("with_library", [False, True], ids=["alone", "library"])
 def test_sequence_never_runs_code_of_criu(seizing: Seizing, tmp_path: Path, with_library: bool) -> None:
-    """The library that crckpt loads into CRIU prevents it."""
+    """The library that crckpt loads into CRIU aborts the sequence."""
     environment = {"LD_PRELOAD": str(preload_library(tmp_path))} if with_library else {}
     words = [sys.executable, "-S", "-c", TRACER, str(seizing.process.pid)]
     subprocess.run(words, env=environment, check=True, timeout=60)

@@ -32,7 +32,7 @@ def tree(crckpt: Crckpt) -> Iterator[Tree]:
 
 
 def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt, tree: Tree) -> None:
-    """crckpt is the parent: it passes on what it gets, and ends with the program's own status."""
+    """crckpt is the parent of the program: it passes signals on, and ends with the program's own status."""
     before = tree.counters()
     with foreground(crckpt, "--json") as front:
         tree.wait_growth(before)
@@ -121,7 +121,7 @@ def test_program_outlives_a_killed_crckpt(crckpt: Crckpt, tree: Tree) -> None:
 
 
 def test_detached_program_is_not_a_child_of_crckpt(crckpt: Crckpt, tree: Tree) -> None:
-    """crckpt returns once the program runs, and the program goes on."""
+    """crckpt returns once the program runs, and the program continues."""
     before = tree.counters()
     result = crckpt.run("restore", "job", "--detach", "--json")
     assert result.document["result"]["pid"] == tree.pid
@@ -133,7 +133,7 @@ def test_detached_program_is_not_a_child_of_crckpt(crckpt: Crckpt, tree: Tree) -
 
 
 def test_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
-    """An ended tree keeps its PIDs until its parent has reaped it; here that is a second later."""
+    """An ended tree keeps its PIDs until its parent has reaped it, here a second later."""
     with open_workdir() as workdir, _unreaped(workdir) as process:
         crckpt.run("dump", str(process.pid), "job")
         process.kill()
@@ -147,7 +147,7 @@ def test_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
 
 
 def test_output_to_an_outside_pipe_goes_to_stdout(crckpt: Crckpt) -> None:
-    """The reader of the pipe is gone with the checkpoint; in the foreground our own output takes its place."""
+    """The reader of the pipe is not in the checkpoint. In the foreground our own output replaces the pipe."""
     with _talker(crckpt) as (pid, workdir), foreground(crckpt) as front:
         _goes_on(workdir)
         os.kill(pid, signal.SIGTERM)

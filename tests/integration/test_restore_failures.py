@@ -33,7 +33,7 @@ WITHIN_S: Final = 60
 def test_failed_restore_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, committed: bool, detach: bool
 ) -> None:
-    """CRIU ends what it had built; connections inside the tree go on after the next try."""
+    """CRIU ends the processes that it has created. Connections inside the tree continue after the next restore."""
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before, locks = tree.counters(), network_locks()
         words = ("--criu", str(obstructed.path), *(("--detach",) if detach else ()))
@@ -51,7 +51,7 @@ def test_failed_restore_leaves_nothing(
 
 
 def test_outside_connection_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """The client notices a pause, and loses no byte, whenever it has sent it."""
+    """The client notices a pause and loses no byte, at whatever time it sent it."""
     with started(program("echo_server")) as tree, _Client(tree) as client:
         client.talk(1000)
         crckpt.run("dump", str(tree.pid), JOB, "--stop", "--tcp", "keep")
@@ -212,7 +212,7 @@ def test_or_older_is_suggested_only_if_there_is_one(crckpt: Crckpt) -> None:
 
 
 def test_or_older_does_not_apply_to_taken_pids(crckpt: Crckpt) -> None:
-    """The newest is whole; that its PIDs are taken is no reason to go back in time."""
+    """The newest checkpoint is intact: PIDs in use are no reason to restore an older one."""
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
         error = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err

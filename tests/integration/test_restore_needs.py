@@ -79,7 +79,7 @@ def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Programs chose by what their CPU could when they started."""
+    """Programs have chosen their code by the CPU that they started on."""
     listed = Path("/proc/cpuinfo").read_text()
     flags = next(line.split(":", 1)[1].split() for line in listed.splitlines() if line.startswith("flags"))
     if "sse4_2" not in flags:
@@ -195,7 +195,7 @@ def test_pid_limit_below_the_trees_pids_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_missing_kernel_features_and_used_ports_are_reported(crckpt: Crckpt) -> None:
-    """Missing features are reported; this kernel has them all, so nothing is."""
+    """A kernel with all features gives no report."""
     if not has_guard_pages():
         pytest.skip("this kernel cannot guard pages")
     with stopped(crckpt, program("kernel_needs")) as tree:

@@ -37,7 +37,7 @@ def test_pid_in_use_is_reported(crckpt: Crckpt) -> None:
 
 
 def test_pid_in_use_as_thread_group_or_session_is_reported(crckpt: Crckpt) -> None:
-    """A thread, a group or a session of that number is in the way just as much, unless the tree has its own PIDs."""
+    """A thread, a group or a session with the number also prevents the restore, unless the tree has its own PIDs."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
         for kind in ("thread", "group", "session"):
@@ -151,7 +151,7 @@ def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> N
 
 
 def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None:
-    """CRIU does not look at what is in it. What the program writes in place it would overwrite."""
+    """CRIU does not compare contents. The program would overwrite the new content in place."""
     before = tree.counters()
     written, read = _held(tree, "write.txt"), _held(tree, "read.txt")
     for path in (written, read):
@@ -204,7 +204,7 @@ def test_port_in_use_is_reported(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("other", ["flock", "POSIX", "OFD"])
 def test_file_lock_held_by_another_program_is_reported(crckpt: Crckpt, other: str) -> None:
-    """CRIU would wait for it without end. POSIX and OFD locks keep each other out where their bytes overlap."""
+    """CRIU would wait for the lock forever. POSIX and OFD locks conflict where their bytes overlap."""
     with stopped(crckpt, BY_NAME["locks"]) as tree:
         before = tree.counters()
         wanted = {"flock": ("flock",), "POSIX": ("posix", "ofd"), "OFD": ("posix", "ofd", "child")}[other]

@@ -62,7 +62,7 @@ def test_running_tree_loses_no_client(crckpt: Crckpt, server: Remote, client: so
 
 
 def test_pre_copy_round_accepts_pending_connections(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
-    """Connections are none of its business."""
+    """A round does not save connections."""
     crckpt.run("pre-dump", str(server.pid), JOB)
     assert client.send(b"hello") == 5
 

@@ -99,7 +99,7 @@ def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path
 
 
 def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    """The owner could put a link there, and root would write the memory of a program behind it."""
+    """The owner of the parent directory could replace it by a link, and root would write memory of a program there."""
     (elsewhere / "below").mkdir()
     os.chown(elsewhere, 65534, 65534)
     result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere / "below"), status=USAGE)

@@ -164,7 +164,7 @@ def test_original_shell_may_still_run(crckpt: Crckpt, workdir: Path, line: str) 
 def test_stop_gives_the_shell_the_terminal_until_fg(
     crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes
 ) -> None:
-    """^Z stops the program and crckpt with it; `fg` gives it the terminal, also when `bg` has let it go on."""
+    """^Z stops the program and crckpt with it. `fg` gives the program the terminal, also after `bg`."""
     before = _read_status(workdir).counter
     environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
@@ -203,7 +203,7 @@ def test_stop_without_a_shell_is_ignored(crckpt: Crckpt, stopped_job: int, workd
 def test_interrupt_during_the_restore_leaves_nothing(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
-    """CRIU is on the terminal too, where ^C ends it: nothing is left, and the next try works."""
+    """CRIU is on the terminal, too, where ^C ends it. A second restore works."""
     before = _read_status(workdir).counter
     obstructed = ObstructedCriu(tmp_path)
     argv = (str(PROGRAM), "restore", JOB, "--criu", str(obstructed.path))
@@ -223,7 +223,7 @@ def test_interrupt_during_the_restore_leaves_nothing(
 def test_stop_during_the_restore_gives_the_shell_the_terminal(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
-    """CRIU is on the terminal too, where ^Z stops it, and `fg` lets both go on."""
+    """CRIU is on the terminal, too, where ^Z stops it. `fg` continues crckpt and CRIU."""
     before = _read_status(workdir).counter
     obstructed = ObstructedCriu(tmp_path)
     environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
@@ -337,7 +337,7 @@ def _read_status(workdir: Path) -> Part:
 
 @pytest.mark.parametrize("becomes_of_it", ["stopped", "gone"])
 def test_blocked_terminal_does_not_prevent_the_checkpoint(crckpt: Crckpt, becomes_of_it: str) -> None:
-    """Stopped by ^S, or gone, while a bar is drawn on it and the tree is held: the tree ends once all is safe."""
+    """The terminal is stopped by ^S, or closed, while the tree is held. The tree ends once its checkpoint is safe."""
     master, slave = os.openpty()
     with started(program("counter")) as tree:
         argv = [str(PROGRAM), "dump", str(tree.pid), JOB, "--stop"]

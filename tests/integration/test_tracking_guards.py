@@ -111,7 +111,7 @@ def test_oracle_detects_tracked_mappings_of_files(by_write_protection: Oracle, m
 
 
 def test_oracle_detects_a_reset_without_a_commit(oracle: Oracle, tmp_path: Path) -> None:
-    """A dump resets the bits, is thrown away, and the next counts from the one before."""
+    """A dump resets the bits and is discarded. The next one counts from the dump before it."""
     assert oracle.dump_round() == ""
     assert oracle.dump_round() == "round-1"
     is_caught(oracle, lambda: oracle.tracker.commit(RoundBase(tmp_path / "work/round-1")))

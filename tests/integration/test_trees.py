@@ -29,7 +29,7 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
 
 
 def test_dumped_tree_continues(tree: Tree, crckpt: Crckpt) -> None:
-    """A dump without --stop is a pause and nothing else: the first one of a store, and one that comes later."""
+    """A dump without --stop only pauses the tree, in a new store and in one that has checkpoints."""
     facts = tree.facts()
     for _ in range(2):
         before = tree.counters()
@@ -39,7 +39,7 @@ def test_dumped_tree_continues(tree: Tree, crckpt: Crckpt) -> None:
 
 
 def test_stopped_tree_is_restored(tree: Tree, crckpt: Crckpt) -> None:
-    """Counters, memory and everything that the case is about are as they were."""
+    """Counters, memory and the state that the case describes are as they were."""
     Repository.open(crckpt.store, create=True)
     tree.case.probe(tree.workdir)
     before, facts = tree.counters(), tree.facts()

@@ -98,7 +98,7 @@ def test_all_movable_programs_move_and_the_rest_is_explained(lab: Namespaces) ->
 
 
 def test_moved_programs_can_be_moved_back(lab: Namespaces) -> None:
-    """Programs that already run there are no obstacle."""
+    """Programs that already run at the destination do not prevent the moves."""
     with four_programs(lab):
         lab.run("source", "crckpt", "migrate", "--all", "destination", status=PARTLY_DONE)
         back = lab.run("destination", "crckpt", "migrate", "--all", "source", "--json", "--at-once", "3")
@@ -186,7 +186,7 @@ def test_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
 
 
 def test_move_continues_without_the_crckpt_that_started_it(lab: Namespaces) -> None:
-    """Killed, it begins no more; the one that it has begun goes on, or gives up if it was stopped for too long."""
+    """A killed crckpt starts no more moves. The move that it has started continues, or gives up after a long stop."""
     with four_programs(lab):
         with stopped_move(lab) as (process, leader, stopped):
             lab.send_signal(leader, signal.SIGKILL)

@@ -153,7 +153,7 @@ class TestPostgres:
     """postgres, with its data on storage that both hosts have."""
 
     def test_open_transaction_is_committed_on_the_other_host(self, lab: Namespaces) -> None:
-        """The connection of the transaction survives, and so does that of an idle client."""
+        """The connections of the transaction and of an idle client survive."""
         with started_postgres(lab) as pid:
             first, idle = Psql(lab), Psql(lab)
             try:

@@ -177,7 +177,7 @@ def test_ten_moves_back_and_forth_leave_one_copy_and_send_little(lab: TwoHosts) 
 
 
 def test_round_sends_only_changed_pages(lab: TwoHosts) -> None:
-    """The store copies no old pages forward meanwhile: they would be sent, and the program would wait for them."""
+    """The store copies no old pages forward during a move: they would be sent, and the program would wait for them."""
     with served(lab, "--memory", "32", "--rewrite", "1") as pid:
         _, *rounds = migrate(lab, pid, "--max-rounds", "4")["rounds"]
         assert rounds
@@ -186,7 +186,7 @@ def test_round_sends_only_changed_pages(lab: TwoHosts) -> None:
 
 @pytest.mark.skipif(is_here(), reason="links of real machines cannot be slowed down")
 def test_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
-    """The program writes all of its memory again while it is sent: so much is left for the freeze."""
+    """The program writes all of its memory again during a round: all of it is left for the freeze."""
     with served(lab, "--memory", "8", "--rewrite", "4") as pid:
         try:
             lab.slow("16mbit")

@@ -88,7 +88,7 @@ def test_source_remembers_a_host_in_doubt(lab: Namespaces) -> None:
 
 
 def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
-    """The source does not need its end: the program runs on. To settle the move, the user kills it."""
+    """The source does not wait for its end: the program keeps running. To settle the move, the user kills it."""
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={IN_DOUBT}")
         (hanging,) = wait_until_stopped(lab, "destination", process)

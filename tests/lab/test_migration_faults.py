@@ -100,7 +100,7 @@ def test_exactly_one_copy_runs_after_a_fault(lab: Namespaces, fault: str, moment
     ],
 )
 def test_client_stays_connected(lab: Namespaces, fault: str, moment: Moment, version: int) -> None:
-    """Built over there or not, committed or not: its one connection goes on where the program does."""
+    """Whether the destination has built or committed the tree, its one connection continues where the program does."""
     strike_connected(lab, fault, moment, version)
 
 
@@ -150,7 +150,7 @@ def test_move_stopped_by_the_terminal_and_then_killed_completes(lab: Namespaces,
 
 
 def test_interruption_does_not_end_the_commit_hook(lab: Namespaces) -> None:
-    """Killed half-way, it would leave the clients at a host that the program has left."""
+    """A hook killed half-way would leave the clients at a host that the program has left."""
     hook = (
         f"test $CRCKPT_MOVE_STEP != commit || {{ kill -TERM $PPID; sleep 0.5; }}; echo $CRCKPT_MOVE_STEP >> {HOOK_LOG}"
     )
@@ -166,7 +166,7 @@ def test_interruption_does_not_end_the_commit_hook(lab: Namespaces) -> None:
 
 
 def test_criu_decides_when_crckpt_was_killed(lab: Namespaces) -> None:
-    """crckpt was killed, and CRIU still holds what it has built: the move is not done before CRIU has let it run."""
+    """crckpt was killed while CRIU holds the restored tree: the move is complete only once CRIU lets the tree run."""
     with served(lab) as pid:
         moment = f"{DESTINATION}>hold.commit:1"
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")

@@ -80,7 +80,7 @@ def test_restore_with_new_pids_is_refused_during_a_move(
 
 @pytest.mark.parametrize("words", [NEW_PIDS, NEW_PIDS[:-1]])
 def test_move_is_refused_during_a_restore(lab: Namespaces, words: tuple[str, ...]) -> None:
-    """The restore has found no move; were there one afterwards, its copy could be the second."""
+    """The restore has checked that no move is recorded. A later move could make a second copy."""
     with sleeping(lab) as pid:
         crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=restore-lock.write")
         restore = lab.open("source", crckpt, *words[1:])
@@ -134,7 +134,7 @@ def list_notes(lab: Namespaces) -> list[str | None]:
 
 
 def test_failed_move_leaves_one_checkpoint_and_a_successful_one_only_its_own(lab: Namespaces) -> None:
-    """The next move counts from it."""
+    """The next move counts from the checkpoint of the failed one."""
     with served(lab) as pid:
         words = ("crckpt", "migrate", str(pid), "destination", JOB, "--json")
         failing = ("--address-hook", "test $CRCKPT_MOVE_STEP != prepare")

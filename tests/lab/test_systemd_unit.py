@@ -51,7 +51,7 @@ def test_lab_passes_output_and_status_on() -> None:
 
 
 def test_lab_does_not_change_kernel_settings() -> None:
-    """systemd sets fs.file-max at boot, and packages' sysctl.d more: none of it may reach the machine."""
+    """systemd sets fs.file-max at boot, and sysctl.d of packages sets more: the machine must keep its settings."""
     setting = Path("/proc/sys/fs/file-max")
     before = setting.read_text()
     try:

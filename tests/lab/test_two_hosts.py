@@ -139,7 +139,7 @@ def test_cut_link_drops_both_directions(lab: TwoHosts) -> None:
 
 
 def test_link_cut_in_one_direction_drops_only_that(lab: TwoHosts) -> None:
-    """The other way is open."""
+    """The other direction stays open."""
     with receivers(lab) as (source, destination):
         lab.cut_one_way("source", "destination")
         try:
@@ -247,7 +247,7 @@ def test_command_killed_on_the_driver_ends_on_the_host(lab: TwoHosts) -> None:
 @needs_namespaces
 @pytest.mark.parametrize("reached", ["key", "log", "keeper", "cgroup", "switch", "source", "client"])
 def test_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reached: str) -> None:
-    """Wherever it was; then the lab can be made."""
+    """`up` is killed at any step. Afterwards a new lab can be made."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
     with subprocess.Popen([SCRIPT, "up"], env=environment, start_new_session=True) as up:

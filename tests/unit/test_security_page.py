@@ -40,7 +40,7 @@ def test_each_path_exists(path: str) -> None:
 
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_each_test_function_exists(path: str, name: str) -> None:
-    """The file is the named one, or any file."""
+    """The function is in the named file, or in any file if none is named."""
     files = [ROOT / path] if path else (ROOT / "tests").rglob("*.py")
     assert any(name in functions(file) for file in files)
 

@@ -121,7 +121,7 @@ def test_explain_suggests_criu_options_for_criu_logs() -> None:
 
 
 def test_paths_are_quoted_in_suggested_commands() -> None:
-    """Programs choose them. A key of CRIU's external mounts cannot have every path (`]:`)."""
+    """Programs choose paths. A key of CRIU's external mounts cannot contain every path (`]:`)."""
     path = "/tmp/a'; reboot; $(id)"
     for entry in CATALOGUE:
         remedy = entry.finding(path=path, log=path).remedy

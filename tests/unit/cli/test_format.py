@@ -65,7 +65,7 @@ def test_invisible_characters_are_written_as_their_number() -> None:
 
 
 def test_repeated_cause_is_printed_once() -> None:
-    """The JSON document contains all of them."""
+    """The JSON document contains all causes."""
     down = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(3)]
     assert list(note_lines([down[0], "other", *down[1:]])) == [
         "note: eth0 has no link: connect its cable (and 2 more like this)\n",

@@ -17,7 +17,7 @@ INTEGRITY = 13
 
 @pytest.mark.parametrize("kilobytes", [50_000, 70_000, 100_000, 110_000, 120_000, 130_000, 150_000])
 def test_address_space_limit_is_reported(tmp_path: Path, kilobytes: int) -> None:
-    """numpy can be loaded, or there is no memory for its libraries, or for what it allocates."""
+    """Memory lacks for numpy's libraries, or for what numpy allocates."""
     crckpt = (sys.executable, "-m", "crckpt", "import", IMAGES, "job", "--store", tmp_path / "store")
     result = subprocess.run(
         ("prlimit", f"--as={kilobytes << 10}", *crckpt), capture_output=True, text=True, check=False

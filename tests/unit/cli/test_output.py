@@ -59,7 +59,7 @@ def test_foreign_names_cannot_control_the_terminal() -> None:
 
 
 def test_each_of_several_reasons_is_listed_once() -> None:
-    """The first reason is not the headline, and its remedy is not the remedy of all."""
+    """The first reason is not the headline, and each reason has its own remedy."""
     refusal = PreflightRefused(
         "PID 7 is taken", hint="end it", causes=("PID 7 is taken: end it", "x is gone: put it back")
     )

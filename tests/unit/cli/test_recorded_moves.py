@@ -163,7 +163,7 @@ def test_rm_keeps_checkpoints_of_an_unfinished_move(
 def test_rm_keeps_the_rounds_of_a_move(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
-    """The next round counts from them. Older checkpoints are not needed."""
+    """The next round counts from the rounds. Older checkpoints are not needed."""
     first, second = checkpoints
     began = second.created + timedelta(microseconds=1)
     record_move(repository, "source", "copying", alive=True, began=began)
@@ -190,7 +190,7 @@ def test_rm_refuses_only_the_job_whose_move_record_is_damaged(
 def test_rm_ignores_a_program_that_runs_on_another_host(
     command_line: CommandLine, repository: Repository, tmp_path: Path
 ) -> None:
-    """The move has ended it here as dump --stop does."""
+    """The move has ended the program on this host, as dump --stop does."""
     moved = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
     command_line.run("rm", "job", status=REFUSED)
     record_move(repository, "source", "done", moved)

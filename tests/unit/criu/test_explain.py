@@ -121,7 +121,7 @@ def test_warning_can_be_the_cause() -> None:
 
 
 def test_warning_is_the_cause_only_without_errors() -> None:
-    """If the main thread has ended, the process is the cause, not that it cannot be stopped."""
+    """If the main thread has ended, the cause is the ended process, not the failure to stop it."""
     explanation = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
         "(00.02) Error (criu/seize.c:882): Zombies with threads are not supported\n"

@@ -197,7 +197,7 @@ def test_missing_directory_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", ["network-lock", "post-dump"])
 def test_every_step_aborts_without_a_directory(kind: Kind, tmp_path: Path, action: str) -> None:
-    """An environment that got lost on the way must not end a tree without a commit."""
+    """A lost environment must not end a tree without a commit."""
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         environment = {**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}
         assert subprocess.run([hold.script], env=environment, stderr=subprocess.DEVNULL, check=False).returncode != 0
@@ -291,7 +291,7 @@ def _limited(kind: Kind) -> None:
 
 @pytest.mark.usefixtures("_limited")
 def test_hold_waits_for_heartbeats_and_aborts_without_them(kind: Kind, tmp_path: Path) -> None:
-    """A commit that comes later does not count."""
+    """A later commit does not count."""
     with kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
         script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -341,7 +341,7 @@ def test_script_stopped_with_its_owner_gives_it_time(kind: Kind, tmp_path: Path)
 
 @pytest.mark.usefixtures("_limited")
 def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) -> None:
-    """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
+    """An unanswering disk uses no time of a processor. Outside the hold, crckpt may wait as long as CRIU takes."""
     with (
         smaller_bounds(hold_module, STUCK_S=0.8),
         kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,),
@@ -387,7 +387,7 @@ def aborting(directory: Path) -> None:
 
 @pytest.mark.usefixtures("_limited")
 def test_hold_program_needs_no_other_files(kind: Kind, tmp_path: Path) -> None:
-    """CRIU may run it where loader, libraries, shell and programs belong to other users."""
+    """CRIU may run the program where loader, libraries, shell and programs belong to other users."""
     found = subprocess.run(["readelf", "-ld", kind.program], capture_output=True, text=True, check=True).stdout
     assert "INTERP" not in found
     assert "no dynamic section" in found

@@ -113,7 +113,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_several_files_are_read_at_once(tmp_path: Path) -> None:
-    """The processes of a tree read their memory side by side: a file that waits holds up no other."""
+    """The processes of a tree read their memory at the same time: a file that waits does not block another."""
     with connected(tmp_path) as (_, client):
         first, second = client.open("pages-1.img"), client.open("pages-2.img")
         assert read(second) == LARGE[::-1]
@@ -196,7 +196,7 @@ def test_criu_ends_if_images_are_refused(tmp_path: Path) -> None:
 
 
 def test_interruption_cuts_files_short(tmp_path: Path) -> None:
-    """CRIU itself is not to be interrupted; without its images it fails, and undoes its work."""
+    """CRIU itself must not be interrupted. Without its images it fails, and undoes its work."""
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in asking]
     handle_interrupts()

@@ -62,7 +62,7 @@ def test_criu_restores_all_other_memory(tree: ImageTree, other: dict[str, int]) 
 
 
 def test_possibly_shared_mappings_are_left_to_criu(tree: ImageTree) -> None:
-    """A child shares what its parent had at the fork; what it mapped later is its own."""
+    """A child shares the mappings that its parent had at the fork, and owns those that it made later."""
     shorter = replace(ORDINARY, end=ORDINARY.end - PAGE_SIZE)
     moved = replace(ORDINARY, start=ORDINARY.end, end=ORDINARY.end + PAGE_SIZE)
     parent = process(tree, 10, ORDINARY)

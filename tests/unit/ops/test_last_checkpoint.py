@@ -30,7 +30,7 @@ def test_damaged_checkpoint_has_no_details(
 
 
 def test_interruption_ends_the_dump(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken for damage, it would let a dump with --stop go on."""
+    """An interruption that was taken for damage would let a dump with --stop continue."""
     checkpoint = store(repository, tmp_path, of_pages(1), described("trainer"))
     _fail_with(Interrupted("interrupted by SIGINT"), monkeypatch)
     with pytest.raises(Interrupted):

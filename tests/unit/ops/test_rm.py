@@ -105,7 +105,7 @@ def test_program_left_running_needs_no_checkpoint(context: Context, repository: 
 
 
 def test_program_that_runs_again_needs_no_checkpoint(context: Context, repository: Repository, tmp_path: Path) -> None:
-    """An older crckpt has restored it, and left no mark."""
+    """An older crckpt has restored the program, and left no mark."""
     own = read(os.getpid())
     task = replace(described().tree[0], pid=own.pid, comm=own.comm)
     new = replace(described(), stopped=True, tree=(task,))

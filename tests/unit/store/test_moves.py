@@ -194,7 +194,7 @@ def test_tree_that_ended_at_the_destination_settles_the_move(tmp_path: Path) -> 
 
 
 def test_destination_remembers_the_abort_of_an_unknown_move(tmp_path: Path) -> None:
-    """A crckpt there that was stopped before it recorded the move cannot begin it any more."""
+    """A crckpt at the destination that was stopped before it recorded the move cannot begin it any more."""
     repository = Repository.open(tmp_path / "store", create=True)
     late = begin_move("destination", JobName("job"), "source")
     unknown = messages.Resume(late.id)
@@ -216,7 +216,10 @@ def test_other_host_cannot_decide_about_a_moved_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_ended", [True, False])
 def test_ended_tree_does_not_hide_an_abort(tmp_path: Path, has_ended: bool) -> None:
-    """The job moved there once before. Were its last move unknown there, the source could never settle it."""
+    """The job moved to that host once before.
+
+    The source could never settle a move that the destination does not know.
+    """
     repository = Repository.open(tmp_path / "store", create=True)
     root = proc.read_process(os.getpid())
     assert root is not None

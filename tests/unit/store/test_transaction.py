@@ -41,7 +41,7 @@ def test_handover_to_an_ended_process_fails(tmp_path: Path) -> None:
 
 
 def test_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None:
-    """An orphaned CRIU works there. Links on the path to the store do not matter."""
+    """An orphaned CRIU works in the directory. Links on the path to the store do not matter."""
     (tmp_path / "link").symlink_to(tmp_path)
     images = tmp_path / "tmp/1-dead/images"
     images.mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_link_to_a_working_directory_is_not_in_use(tmp_path: Path) -> None:
 
 
 def test_staging_directory_stays_while_a_command_names_it(tmp_path: Path) -> None:
-    """An orphaned CRIU may still write its images there."""
+    """An orphaned CRIU may still write its images to the directory."""
     with subprocess.Popen(["sleep", "60"]) as crckpt:
         with handed_over(tmp_path, crckpt.pid, outside=True) as path:
             pass

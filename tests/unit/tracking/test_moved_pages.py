@@ -145,7 +145,7 @@ def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: State
 
 
 def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
-    """CRIU makes all memory readable before it opens the page map, and undoes that: the kernel may lose bits."""
+    """CRIU makes all memory readable before it opens the page map, and undoes that. The kernel may lose bits."""
     place = filled(target, SMALL_PAGES)
     rest = place + 100 * 4096
     target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")

@@ -26,7 +26,7 @@ def test_soft_dirty_bits_show_written_pages(target: StatementRunner) -> None:
 
 
 def test_trial_detects_writes_missed_in_merged_mappings(target: StatementRunner) -> None:
-    """Linux 6.0 and later miss them, here in three times 64 pages."""
+    """Linux 6.0 and later miss such writes, here in three times 64 pages."""
     if not memory_trials.tracks_by_soft_dirty():
         pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")
     protect = "LIBC.mprotect(ctypes.c_void_p(result + {} * PAGE), ctypes.c_size_t(64 * PAGE), {})"

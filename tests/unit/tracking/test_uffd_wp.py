@@ -111,7 +111,7 @@ def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Stateme
 def test_file_mapped_after_the_listing_is_not_tracked(
     target: StatementRunner, claims: Path, tmp_path: Path, how: int, is_old: bool
 ) -> None:
-    """The moment is made. What is written over a file and dropped would keep its mark, and count as clean."""
+    """A page written over a file and dropped would keep its mark, and count as clean. The test creates that moment."""
     (tmp_path / "file").write_bytes(bytes(64 * PAGE))
     target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
     place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")
@@ -128,7 +128,7 @@ def test_file_mapped_after_the_listing_is_not_tracked(
 
 @needs_write_protection
 def test_mapping_that_grew_after_the_listing_is_not_split(target: StatementRunner, claims: Path) -> None:
-    """The moment is made. The program could not move or grow it as a whole any more."""
+    """The program could not move or grow a split mapping as a whole. The test creates that moment."""
     place = target.do(f"result = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(result + 64 * PAGE), 64 * PAGE)")
     moment = Moment(place, lambda: target.do(f"resized({place}, 64, 128)"), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
@@ -140,7 +140,10 @@ def test_mapping_that_grew_after_the_listing_is_not_split(target: StatementRunne
 
 @needs_write_protection
 def test_mapping_that_was_not_unprotected_is_not_tracked(target: StatementRunner, claims: Path) -> None:
-    """The moment is made: another map comes in the midst; the kernel stops there, and behind it are old marks."""
+    """Another map appears in the middle: the kernel stops there, and old marks are behind it.
+
+    The test creates that moment.
+    """
     place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")
     other = f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))"
     moment = Moment(place, lambda: target.do(other), is_awaited=True)

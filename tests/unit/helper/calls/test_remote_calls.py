@@ -58,7 +58,7 @@ def test_blocked_helper_is_abandoned_after_a_limit() -> None:
 
 @needs_root
 def test_process_that_is_started_as_the_programs_user_can_be_ended() -> None:
-    """The user may change it, so it gets no more than the user has: no blocked signals, no protection from OOM."""
+    """The user may change the process: it has no blocked signals and no protection from the OOM killer."""
     seen: set[tuple[bool, str]] = set()
     with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process, ThreadPoolExecutor(1) as pool:
         entered = pool.submit(carry_out, [Order(process.pid, process.pid, "ask")] * 20)

@@ -300,7 +300,7 @@ def blocks_all(pid: int) -> bool:
 
 
 def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> None:
-    """The other thread replaces it between the call that creates ours and the one that closes it."""
+    """The other thread replaces our descriptor between the call that creates it and the one that closes it."""
     os.mkfifo(tmp_path / "fifo")
     redirects = (
         "import os, sys, threading\n"

@@ -35,7 +35,7 @@ def test_full_log_is_rotated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("obstacle", ["directory", "other terminal", "none"])
 def test_output_goes_on_if_no_new_file_can_be_begun(tmp_path: Path, obstacle: str) -> None:
-    """The old file takes it, and the next one begins once that is possible. No descriptor is lost."""
+    """The old file gets the output until a new one can be created. No descriptor is lost."""
     log = OutputLog("job", tmp_path)
     log.most_bytes = 10
     log.write(b"0123456\n")

@@ -36,7 +36,7 @@ def read(path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[DescriptorRe
 
 
 def test_file_with_the_path_of_a_terminal_gets_no_ioctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program can put anything there in mounts of its own."""
+    """In mounts of its own, a program can put any file at that path."""
     path = Path("/dev/pts/crckpt-test")
     subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/pts"], check=True)
     try:

@@ -55,7 +55,7 @@ def read_owners(namespaces: int) -> tuple[TaskStates, list[int]]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 @pytest.mark.parametrize("namespaces", [0, CLONE_NEWPID])
 def test_owner_is_the_one_that_has_set_it(namespaces: int) -> None:
-    """Whoever has inherited the descriptor; by the numbers that processes have in their PID namespace."""
+    """A process that inherited the descriptor is not the owner. Numbers are those in the PID namespace."""
     states, (parent, child) = read_owners(namespaces=namespaces)
     expected = {50: FileOwner(1, parent, (1, 1)), 51: FileOwner(2, parent, (1, 1))}
     assert states.processes[parent].owners == expected

@@ -38,7 +38,7 @@ def test_link_stays_unless_the_block_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1)])
 def test_file_of_another_user_with_the_same_inode_is_not_linked(tmp_path: Path, other: tuple[int, int]) -> None:
-    """Once a file has gone, its inode is given to others: in a directory like /tmp it may be root's."""
+    """The inode of a removed file is given to a new one, which in a directory like /tmp may be root's."""
     (tmp_path / "file").touch()
     found = (tmp_path / "file").stat()
     with (
@@ -50,7 +50,7 @@ def test_file_of_another_user_with_the_same_inode_is_not_linked(tmp_path: Path, 
 
 
 def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
-    """The directory's user could have put it there."""
+    """The directory's user could have created the link."""
     (tmp_path / "roots").mkdir()
     (tmp_path / "roots/secret").touch()
     (tmp_path / "file").symlink_to("roots/secret")
@@ -65,7 +65,7 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_links_need_no_open_descriptor_each(tmp_path: Path) -> None:
-    """A program has as many removed files as it likes."""
+    """A program may have any number of removed files."""
     (tmp_path / "file").touch()
     inode, names = (tmp_path / "file").stat().st_ino, [tmp_path / f"link{number}" for number in range(100)]
     had, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -25,7 +25,7 @@ def local(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime
 
 
 def test_first_change_after_a_time_counts() -> None:
-    """The version before it is the one that the program had mapped."""
+    """The program had mapped the version before the first change."""
     assert packages.first_change(LOG, "libc6:amd64", local(1)) == (local(2, 3, 4, 5), "2.41-4")
     assert packages.first_change(LOG, "libc6", local(3)) == (local(4, 10), "2.41-5")
     assert packages.first_change(LOG, "libc6:amd64", local(5)) is None
@@ -44,7 +44,7 @@ def test_change_within_the_same_second_counts_as_later() -> None:
 
 @pytest.mark.skipif(shutil.which("dpkg") is None, reason="no dpkg here")
 def test_packages_of_system_files_are_found() -> None:
-    """Under the name by which programs map them, which a package may know without /usr."""
+    """Programs map files below /usr, which a package may list without /usr."""
     # Not of this process: Python may have a libc of its own.
     maps = subprocess.run(["/usr/bin/cat", "/proc/self/maps"], capture_output=True, text=True, check=True).stdout
     libc = next(words[5] for words in map(str.split, maps.splitlines()) if words[-1].endswith("/libc.so.6"))

@@ -51,7 +51,7 @@ def test_user_who_may_read_but_not_write_is_refused_for_writing(opened: Path, ro
 
 
 def test_closed_parent_directory_is_found(opened: Path, root: int) -> None:
-    """The mode of the file does not show it: the process may have opened the file before."""
+    """The mode of the file does not show that: the process may have opened the file before."""
     opened.readlink().parent.chmod(0o700)
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
 

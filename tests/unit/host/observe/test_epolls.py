@@ -166,7 +166,7 @@ def test_epoll_of_a_file_that_an_earlier_process_has_by_another_number_is_lost()
 
 
 def test_epolls_with_too_many_files_take_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel walks through all files of an epoll for each comparison: here some seconds for each of them."""
+    """The kernel walks through all files of an epoll for each comparison, which takes seconds here."""
     monkeypatch.setattr(epolls, "_COMPARES_FOR_S", 0.05)
     with own_descriptors(), select.epoll() as epoll, select.epoll() as other:
         for _ in range(10_000):

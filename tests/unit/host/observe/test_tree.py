@@ -124,6 +124,6 @@ def test_connection_created_during_the_observation_is_not_outside(monkeypatch: p
 
 
 def test_end_in_flight_is_not_outside() -> None:
-    """CRIU saves it with what else is in the queue."""
+    """CRIU saves the end with the other messages in the queue."""
     with program(IN_FLIGHT) as process:
         assert look(process.pid).outside_ends == ()

@@ -65,5 +65,5 @@ def test_attached_child_is_ended() -> None:
 
 
 def test_kernel_can_describe_memory() -> None:
-    """CRIU cannot do without it: if this fails, so does every test of a dump."""
+    """CRIU needs this call for every dump."""
     assert tasks.checkpoint_restore().state == "ok"

@@ -18,7 +18,7 @@ def test_leader_is_reported_by_pid_even_if_others_use_its_group() -> None:
 
 
 def test_group_outlives_its_leader() -> None:
-    """The kernel does not give the number away, though no process has it any more."""
+    """The kernel does not reuse the number, although no process has it."""
     code = "pid = os.fork()\nif pid: print(pid, flush=True); sys.exit()\nsys.stdin.read()"
     with program(code) as process:
         process.wait()

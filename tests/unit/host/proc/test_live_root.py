@@ -26,7 +26,7 @@ sys.stdin.read()
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start a program of another user")
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_only_root_can_hold_the_program_of_a_user(user: int) -> None:
-    """A program that its user traces for ever is not held: crckpt waits until CRIU lets go."""
+    """A program that its user traces does not count as held: crckpt waits only until CRIU releases it."""
     with subprocess.Popen([PYTHON, "-c", TRACES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user) as tracer:
         assert tracer.stdout is not None
         traced = proc.read_process(int(tracer.stdout.readline()))

@@ -76,7 +76,7 @@ while True:
 
 
 def test_changing_locks_hide_no_others(tmp_path: Path) -> None:
-    """The kernel gives a long list in parts, and counts lines from one to the next."""
+    """The kernel returns a long list in parts, and continues each by the number of lines."""
     file = tmp_path / "file"
     busy = [sys.executable, "-c", RELEASES, str(tmp_path / "busy")]
     with locked(file, MANY), subprocess.Popen(busy, stdout=subprocess.PIPE) as other:
@@ -100,7 +100,7 @@ sys.stdin.read()
 
 
 def test_lock_with_an_ended_taker_is_found(tmp_path: Path) -> None:
-    """A child has inherited it. In a PID namespace, as in a container, /proc/locks does not show it."""
+    """A child has inherited the lock. In a PID namespace, as in a container, /proc/locks does not show the lock."""
     file = tmp_path / "file"
     with subprocess.Popen(
         [sys.executable, "-c", LEAVES, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -46,7 +46,7 @@ def test_missing_process_is_none() -> None:
 
 
 def test_thread_is_not_a_process() -> None:
-    """/proc answers to a thread's id too, though it does not list it."""
+    """/proc has a directory for a thread's id, too, but does not list it."""
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()

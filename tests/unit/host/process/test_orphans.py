@@ -47,7 +47,7 @@ def test_our_descendants_are_ended_and_reaped(shell: subprocess.Popen[str], gran
 
 
 def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
-    """A failed CRIU has not reaped it: its PID is not free until then."""
+    """A failed CRIU has not reaped the child: its PID is in use until then."""
     with suppress(ValueError), orphans.ended_on_failure((shell.pid, grandchild)):
         shell.kill()
         raise ValueError

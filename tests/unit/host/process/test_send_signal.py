@@ -24,7 +24,7 @@ def test_other_process_with_the_pid_gets_no_signal() -> None:
 
 
 def test_process_that_gets_the_pid_meanwhile_gets_no_signal() -> None:
-    """The signal is for the process that had it before: here one that has ended, and was reaped."""
+    """The signal is for the former process with the PID, which has ended and was reaped."""
     process = subprocess.Popen(["sleep", "60"])
 
     def end() -> bool:

@@ -77,7 +77,7 @@ def test_no_terminal_is_held_for_low_numbers(needed: frozenset[int]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount terminals")
 def test_host_without_free_terminals_is_reported(tmp_path: Path) -> None:
-    """The kernel says that there is no space, as of a disk."""
+    """The kernel reports ENOSPC, as for a full disk."""
 
     def check() -> None:
         own_process.unshare(CLONE_NEWNS)

@@ -80,7 +80,7 @@ def test_running_tree_is_never_unfinished(tmp_path: Path) -> None:
 
 
 def test_other_file_with_the_path_of_the_log_does_not_count(tmp_path: Path) -> None:
-    """Any user can have one, in mounts of their own, and pass it to any process."""
+    """Any user can create such a file in mounts of their own, and pass it to any process."""
     log = tmp_path / "restore.log"
     log.touch()
     genuine = identified(log)

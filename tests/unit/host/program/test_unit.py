@@ -79,7 +79,7 @@ def test_nested_groups_belong_to_the_service(slice_: Path, shell: subprocess.Pop
 
 
 def test_job_started_by_another_program_is_not_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
-    """cron starts such jobs. This holds after their parent has ended, too."""
+    """cron starts such jobs. They do not become the service after their parent has ended, either."""
     service = slice_ / "cron.service"
     put(shell.pid, service)
     with subprocess.Popen(["sleep", "1000"]) as orphan:

@@ -73,7 +73,7 @@ def test_all_regions_are_found_in_several_scans(target: StatementRunner) -> None
 
 @pytest.mark.parametrize("count", [300, 700, 1500])
 def test_no_page_is_reported_twice(target: StatementRunner, count: int) -> None:
-    """The kernel answers in passes, and may say that it went less far than it did."""
+    """The kernel answers in several passes, and may report an earlier end than it has reached."""
     place = target.do(f"result = area({2 * count}); write(result, range({2 * count}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)

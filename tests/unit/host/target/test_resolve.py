@@ -96,7 +96,7 @@ def untrusted(target: str) -> CrckptError:
 def test_pidfile_writable_by_others_is_refused(
     tmp_path: Path, sleepers: tuple[int, int], change: str, why: str
 ) -> None:
-    """Root would checkpoint, and end, whatever process they name."""
+    """Root would checkpoint, and end, any process that other users name."""
     directory = tmp_path / "theirs"
     directory.mkdir()
     pidfile = directory / "pidfile"
@@ -157,7 +157,7 @@ def test_pidfile_of_the_processes_user_is_accepted(tmp_path: Path) -> None:
 
 
 def test_forged_restore_process_leads_to_no_tree_of_others(sleepers: tuple[int, int]) -> None:
-    """Any parent of a restored tree may have that command line: one that has adopted it, for example."""
+    """Any parent of a restored tree may have that command line, such as one that has adopted the tree."""
     code = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
     words = ["python3", "-c", code, "/usr/bin/crckpt", "restore"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
@@ -183,7 +183,7 @@ def record(root: int, helpers: Iterable[int]) -> None:
 
 
 def test_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:
-    """The user of the process that the file names is not the one of the tree for which that stays."""
+    """The file names a process of a user that claims to wait for a tree of root."""
     user = pwd.getpwnam("www-data")
     pidfile = tmp_path / "pidfile"
     process = subprocess.Popen(["sleep", "60"], user=user.pw_uid, group=user.pw_gid, extra_groups=[])

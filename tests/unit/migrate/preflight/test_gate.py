@@ -155,7 +155,7 @@ def test_large_file_is_compared_by_size_and_time(target: StatementRunner, there:
 
 
 def test_file_open_for_writing_needs_a_copy(target: StatementRunner, there: Path, tmp_path: Path) -> None:
-    """A copy misses what comes later; without a copy, none is sent."""
+    """Writes after the copy would be missing. Without the option to copy, the file is not sent."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r}, 'r+')")
@@ -169,7 +169,7 @@ def test_file_open_for_writing_needs_a_copy(target: StatementRunner, there: Path
 
 
 def test_named_shared_memory_is_a_blocker(target: StatementRunner, there: Path) -> None:
-    """CRIU takes it for a file, whose content it does not save."""
+    """CRIU takes the memory for a file, whose content it does not save."""
     path = Path(f"/dev/shm/crckpt-gate-{os.getpid()}")
     path.write_bytes(_CONTENT)
     try:
@@ -390,7 +390,7 @@ def test_users_and_groups_with_other_names_are_warnings(target: StatementRunner,
 
 
 def test_program_does_not_get_the_rights_of_another_user(target: StatementRunner, there: Path) -> None:
-    """A number may be that of another user there, or of a group like docker's."""
+    """At the destination, a number may belong to another user, or to a group like docker's."""
     target.do("os.setgroups([12345]); os.setgid(65534); os.setresuid(65534, 65534, 4242)")
     questions = ask_about(target_at(target.pid, there))
     rights = [(name.kind, name.number) for name in questions.names if name.gives_rights]

@@ -75,7 +75,7 @@ def test_file_shared_by_two_containers_is_recognized(asked: MoveQuestions) -> No
 def test_lock_on_a_network_file_system_is_a_blocker(
     target: StatementRunner, asked: MoveQuestions, there: Path, call: str, kind: str
 ) -> None:
-    """The restore would wait for it, as long as the tree is frozen here."""
+    """The restore would wait for the lock while the tree is frozen at the source."""
     target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
     locks = ask_about(target_at(target.pid, there)).locks
     # The numbers of files may differ from question to question; those of descriptors do not.
@@ -86,7 +86,7 @@ def test_lock_on_a_network_file_system_is_a_blocker(
 
 
 def test_many_files_in_use_are_counted(target: StatementRunner, there: Path, tmp_path: Path) -> None:
-    """A database has hundreds of open files: they are not listed one by one."""
+    """A database has hundreds of open files: they are not listed individually."""
     target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
     warnings = _judge(ask_about(target_at(target.pid, there))).warnings
     named = [found.what for found in warnings if found.key == "file-in-use"]

@@ -54,7 +54,7 @@ def _run(statements: str, within: float = 10.0) -> list[str]:
 
 
 def test_fifo_is_not_opened(tmp_path: Path) -> None:
-    """Opening it would block, and its content is not read."""
+    """Opening a FIFO would block, and its content is not read."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     found = look_for_files([_ask(path, size=0, digest="00")])[1]
@@ -63,7 +63,7 @@ def test_fifo_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_device_is_not_opened(tmp_path: Path) -> None:
-    """A tape would be wound back. This one has no driver: to open it fails, to look at it does not."""
+    """Opening a tape would rewind it. This device has no driver: opening it fails, stat does not."""
     path = tmp_path / "device"
     try:
         os.mknod(path, 0o20600, os.makedev(4095, 1))

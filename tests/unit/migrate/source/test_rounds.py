@@ -40,7 +40,7 @@ def test_write_rate_is_known_from_the_second_round() -> None:
 
 
 def test_pages_written_meanwhile_count_towards_the_downtime() -> None:
-    """20 of the 30 MiB of the last round: they take two thirds of its time."""
+    """20 of the 30 MiB of the last round were written meanwhile, which takes two thirds of its time."""
     downtime = estimate_downtime([FIRST, SECOND], SECOND.written_per_s)
     assert downtime.written_s == pytest.approx(2 / 3 * 1.0)
     slower = replace(SECOND, send_s=9.0, since_s=9.1)

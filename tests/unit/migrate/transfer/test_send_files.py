@@ -156,7 +156,7 @@ def test_file_arrives_on_a_file_system_without_unnamed_files(elsewhere: Path, mo
 
 
 def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
-    """Files sent together with it are removed again."""
+    """Other files of the same transfer are removed again."""
     asked = _prepare(elsewhere, "inner/one", "two")
 
     def change() -> None:
@@ -221,7 +221,7 @@ def _give_to_user(asked: AskedFile, other: Path) -> AskedFile:
 
 @pytest.mark.parametrize("mislead", [_take_number, _give_to_user])
 def test_link_to_a_file_of_root_is_not_followed(tmp_path: Path, mislead: Callable[..., AskedFile]) -> None:
-    """The user of the tree puts it in the place of a file that the source has found sendable."""
+    """The user of the tree replaces a file that the source has found sendable by the link."""
     secret = _make_secret(tmp_path, len(_CONTENT))
     path = _make(tmp_path / "library")
     asked = mislead(_asked(path), secret)

@@ -163,7 +163,7 @@ def test_truncated_or_replaced_log_is_refused(logs: Logs) -> None:
     "content", [b"other\n" * 2000, _FIRST.replace(b"first", b"other", 1) + _MORE, _FIRST[:-6] + b"other\n" + _MORE]
 )
 def test_truncated_and_regrown_log_is_refused(logs: Logs, content: bytes) -> None:
-    """The size does not show it: the existing lines would be followed by the rest of another log."""
+    """The size does not show the truncation: the existing lines would be followed by the rest of another log."""
     sent = SentLogs([(logs.asked(), len(_FIRST))])
 
     def work(source: Connection) -> None:

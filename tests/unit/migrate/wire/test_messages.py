@@ -176,7 +176,7 @@ def test_error_keeps_message_hint_and_causes() -> None:
 
 
 def test_only_a_refusal_keeps_its_exit_code() -> None:
-    """Every other failure there is one of the other host, whatever its code is there."""
+    """Every other failure counts as one of the other host, whatever its exit code is there."""
     for failure in (RestoreFailed("it was not restored"), HostCannot("there is no CRIU"), StoreUnusable("it is full")):
         error = make_failed(failure).to_error("there")
         assert isinstance(error, RemoteError)

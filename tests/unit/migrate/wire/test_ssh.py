@@ -270,7 +270,7 @@ def test_errors_of_sudo_are_explained(
 
 
 def test_need_for_root_is_an_answer(ssh: Callable[[], tuple[str, ...]]) -> None:
-    """The command there has not begun to receive, and its error comes as a message all the same."""
+    """The error arrives as a message although the remote command has not begun to receive."""
     nobody = f"unshare --user --map-user=65534 --map-group=65534 {shlex.quote(sys.executable)} -P -m crckpt"
     with connection_to(nobody, ssh()) as connection:
         connection.send(HELLO)

@@ -87,6 +87,6 @@ def test_attributes_belong_to_the_identified_process(family: proc.Tree) -> None:
 
 
 def test_files_of_another_process_are_not_allowed(family: proc.Tree, place: str) -> None:
-    """A file of another process would count as one that the tree had."""
+    """A file of another process would count as a file of the tree."""
     assert place in record_files(family, ())["files"]
     assert place not in record_files(proc.Tree(family.root, (with_another_root(family),)), ())["files"]

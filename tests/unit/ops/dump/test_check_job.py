@@ -75,7 +75,7 @@ def test_same_user_root_and_a_named_job_are_accepted(
 
 
 def test_partly_root_program_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
-    """A program with the set-user-ID bit, which its user may have named."""
+    """The program has the set-user-ID bit, and its user may have chosen the name of the job."""
     stored_of(repository, tmp_path, [0, 0, 0, 0])
     with pytest.raises(UsageError):
         check(dumped_by(context, (34, 0, 0, 0)), repository)
@@ -112,7 +112,7 @@ def test_other_program_is_refused(
 
 
 def test_only_the_last_checkpoint_counts(context: Context, repository: Repository, tmp_path: Path) -> None:
-    """Once a program was allowed in the job, it need not be allowed again."""
+    """A program that was allowed in the job once need not be allowed again."""
     stored_of(repository, tmp_path, [*UIDS], program=asdict(TRAIN))
     stored_of(repository, tmp_path, [*UIDS], program=asdict(EVALUATE))
     check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)

@@ -183,7 +183,7 @@ def give_pipe_to(file_id: int, owner: tuple[int, ...], data: bytes) -> bytes:
 
 
 def test_lost_securebits_are_reported(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
-    """A process with the capability to change them may have done that itself."""
+    """A process with the capability to change securebits may have changed them itself."""
     poor = replace(rights[ROOT], capabilities=(0, 0, 0, rights[ROOT].capabilities[3], 0))
     with pytest.raises(DumpFailed, match="securebits"):
         commit_reported(dump, workspace, TaskStates(rights | {ROOT: poor}), {ROOT: 3})

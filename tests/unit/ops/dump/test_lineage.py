@@ -135,7 +135,7 @@ def test_silent_tracker_makes_the_dump_full(root: proc.Process, repository: Repo
 
 
 def test_late_tracker_gets_no_more_messages(root: proc.Process) -> None:
-    """The dump goes on, and the next one will be full: the keeper may not have looked at the frozen tree in time."""
+    """The dump continues, and the next one is full: the keeper may not have examined the frozen tree in time."""
     with smaller_bounds(client, _PATIENCE_FROZEN_S=0.1), listening(root) as listener:
         lineage = Lineage(LineageSummary("", ""), find_session(root))
         lineage.report_freeze()

@@ -78,7 +78,7 @@ def test_long_hole_is_left_out() -> None:
 
 
 def test_guard_region_is_not_a_mapping() -> None:
-    """CRIU lists it again after all maps, so addresses would be out of order."""
+    """CRIU lists guard regions again after all maps, so addresses would be out of order."""
     vma = Vma(0x2000, 0x3000, 0, 0, 0, 0, GUARD)
     assert list(segments_of(Region(vma, "", np.empty(0, EXTENT)))) == []
 

@@ -75,7 +75,7 @@ def test_file_mode_gives_the_kind_of_a_file(mode: int | None, kind: str) -> None
 
 
 def test_deleted_files_have_the_size_of_their_content() -> None:
-    """The recorded program has a small one, a log, and a large one with holes."""
+    """The recorded program has three deleted files: a small one, a log, and a large one with holes."""
     files = open_files(RECORDED)
     sections = [file_section(1, found, files) for found in RECORDED.root.descriptors if not is_socket(found.file)]
     deleted = {section.path.rpartition("/")[2]: section.size for section in sections if section.deleted}

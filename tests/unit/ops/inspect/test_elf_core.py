@@ -16,7 +16,7 @@ from crckpt.ops.inspect.elf_core import ElfSegment, layout, note
 
 
 def test_segments_begin_at_page_boundaries_of_the_file() -> None:
-    """A segment that is not in the file takes no space there; memory begins at page boundaries."""
+    """A segment without content takes no space in the file."""
     segments = (
         ElfSegment(0x1000, 0x2000, 5, True),
         ElfSegment(0x5000, 0x1000, 0, False),

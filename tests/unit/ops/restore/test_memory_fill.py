@@ -48,6 +48,6 @@ def test_missing_task_fails_the_restore_before_the_fill(tree: ImageTree) -> None
 
 
 def test_task_killed_during_the_fill_fails_the_restore(tree: ImageTree) -> None:
-    """CRIU would wait for it forever, or crash."""
+    """CRIU would wait for the task forever, or crash."""
     with pytest.raises(RestoreFailed, match=f"PID {tree.root.pid} ended while crckpt filled its memory"):
         fill_memory(tree, None, Streams(tree.root.pid))

@@ -97,7 +97,7 @@ def test_planted_link_is_refused(place: Path) -> None:
 
 
 def test_other_file_with_the_name_is_refused(place: Path) -> None:
-    """Moved there from a directory that its user could not enter, say."""
+    """The file may have been moved there from a directory that its user could not enter."""
     known = recorded_as(place / "file")
     (place.parent / "secret").rename(place / "file")
     with restored(place / "file") as tree, pytest.raises(RestoreFailed):
@@ -122,7 +122,7 @@ def test_file_open_for_reading_is_not_reopened_for_writing(place: Path) -> None:
 
 
 def test_other_file_with_the_same_inode_is_refused(place: Path) -> None:
-    """ext4 gives the inode of a removed file to the next new one: it has another owner, or is younger."""
+    """ext4 gives the inode of a removed file to the next new file, which has another owner or is younger."""
     path, found = str(place / "file"), (place / "file").stat()
     known = recorded_as(place / "file")
     with restored(place / "file") as tree:
@@ -193,7 +193,7 @@ def test_ended_process_has_nothing_open(place: Path) -> None:
 
 
 def test_file_without_its_name_is_identified_by_inode(place: Path) -> None:
-    """CRIU opens it by another name, and removes that."""
+    """CRIU opens the file by another name, and removes that name."""
     place.chmod(0o1777)
     removed = Remap(LINKED, 5, str(place / "link_remap.5"))
     with restored(place / "file", flags=os.O_RDWR) as tree:

@@ -12,7 +12,7 @@ from crckpt.preflight.restore.descriptors import OutsidePipe
 
 
 def test_our_terminal_is_passed_write_only() -> None:
-    """A shell opens it for reading too: a restored program would read what root types."""
+    """A shell opens its terminal for reading, too: a restored program would read what root types."""
     ours, terminal = pty.openpty()
     try:
         tty.setraw(terminal)

@@ -46,7 +46,7 @@ def test_file_without_a_name_is_a_warning() -> None:
 
 
 def test_files_removed_by_a_reboot_are_listed() -> None:
-    """The first few by their paths."""
+    """Only the first few files are listed by path."""
     found = plan(replace(TWO_PROCESSES, volatile_files=tuple(f"/dev/shm/{number}" for number in range(7))))
     (finding,) = found.warnings
     assert finding.what.startswith("a reboot removes /dev/shm/0, /dev/shm/1, ")

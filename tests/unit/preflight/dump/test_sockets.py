@@ -40,7 +40,7 @@ def test_option_applies_to_later_connections() -> None:
 
 
 def test_ktls_connection_must_be_closed() -> None:
-    """CRIU would restore it in plain text."""
+    """CRIU would restore the connection in plain text."""
     encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
     observation = replace(TWO_PROCESSES, connections=(CONNECTION,), sockets=(encrypted,))
     (blocker,) = plan(observation, "keep").blockers

@@ -130,7 +130,7 @@ def test_grown_files_depend_on_the_option(
 
 
 def test_recreatable_files_are_no_blockers(planned: PlannedRestore, host: HostState) -> None:
-    """An empty log, and a directory, with the owner and mode that they had."""
+    """An empty log and a directory can be created again, with their owner and mode."""
     planned = replace(planned, owners={LOG: (33,), RUN: (0,)})
     for path, key, mode, command in (
         (LOG, "log-missing", stat.S_IFREG | 0o600, f"install --mode=0600 --owner=33 /dev/null {LOG}"),

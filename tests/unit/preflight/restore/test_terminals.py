@@ -101,7 +101,7 @@ def test_outside_terminals_can_be_replaced(planned: PlannedRestore) -> None:
 
 @pytest.mark.parametrize(("session", "fd"), [(100, 3), (99, None)], ids=["leads", "led from outside"])
 def test_leader_of_an_outside_terminal_is_found(planned: PlannedRestore, session: int, fd: int | None) -> None:
-    """CRIU does not make it its controlling terminal."""
+    """CRIU does not make the terminal the controlling one of its leader."""
     info = TerminalInfo(8, "pty", session, 4, group=105)
     terminal = OpenDescriptor(3, Terminal(1, 8, 2, None), close_on_exec=False)
     root = replace(planned.tree.root, pid=100, sid=100, descriptors=(terminal,))

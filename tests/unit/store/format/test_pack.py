@@ -66,7 +66,7 @@ def test_frame_with_other_bytes_is_refused(finished: FinishedPack) -> None:
 
 
 def test_frame_with_a_false_size_is_refused(tmp_path: Path) -> None:
-    """zstd would take as much memory as it declares."""
+    """zstd would allocate as much memory as the frame declares."""
     lying = frame(WHOLE)
     pack = read(written(tmp_path / "pack", Frame(lying.stored, lying.sha256, len(HALF))))
     with pytest.raises(IntegrityError, match=f"frame 0: it has {len(WHOLE)} bytes, not {len(HALF)}"):

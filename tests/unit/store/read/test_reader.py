@@ -184,7 +184,7 @@ def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
 
 
 def test_frequent_page_costs_only_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
-    """A page that stands everywhere stays in memory while all around it comes and goes."""
+    """A page that occurs everywhere stays in memory while other pages are read and dropped."""
     repository = open_store(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *often)]}))

@@ -115,7 +115,7 @@ def test_page_map_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
 
 
 def test_interruption_is_no_damage(whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`verify` would report it, and `verify --repair` act on it."""
+    """`verify` would report the interruption as damage, and `verify --repair` would try to repair it."""
     repository, checkpoint = whole
 
     def interrupted(_contents: object) -> None:

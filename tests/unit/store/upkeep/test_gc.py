@@ -143,7 +143,7 @@ def test_gc_removes_incomplete_tags(tmp_path: Path) -> None:
 
 
 def test_checkpoint_without_its_manifest_is_damaged(tmp_path: Path) -> None:
-    """A manifest comes and goes with its directory, so it was lost. The packs stay until the checkpoint is given up."""
+    """A manifest is removed with its directory, so it was lost. The packs stay until the checkpoint is given up."""
     repository = open_store(tmp_path)
     lost = store(repository, tmp_path, of_pages(*range(1, 100)))
     other = store(repository, tmp_path, of_pages(*range(200, 250)), described("other"))

@@ -53,7 +53,7 @@ def test_each_frame_is_taken_from_an_intact_copy(
 def test_copy_with_a_damaged_table_gives_its_frames(
     copies: list[Path], digest: str, intact: bytes, tmp_path: Path
 ) -> None:
-    """The table of another copy says where they are."""
+    """The table of another copy says where the frames are."""
     first, second = copies
     flip(first, len(intact) - 20)
     flip(second, 100)

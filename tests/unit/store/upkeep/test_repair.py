@@ -294,7 +294,7 @@ def test_missing_manifest_is_copied_from_the_other_store(stores: tuple[Repositor
 
 
 def test_pack_with_an_unreadable_sector_is_repaired(stores: tuple[Repository, Repository]) -> None:
-    """Whether it equals an intact pack is unknown, whatever reads it."""
+    """crckpt cannot know whether an unreadable pack equals an intact one."""
     repository, copy = stores
     (path, *_) = packs(repository)
     flip(path, 100)

@@ -125,7 +125,7 @@ def test_large_checkpoint_is_in_several_packs(tmp_path: Path) -> None:
 
 
 def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> None:
-    """Copies do not come from old packs: what is copied is whole whatever became of them."""
+    """Pages are not copied from old packs: the copies are intact even if the packs are damaged."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 300)
     (first,) = series(repository, program, 1, 0)
@@ -234,7 +234,7 @@ def test_many_small_packs_become_one() -> None:
 
 
 def test_number_of_packs_is_bounded(tmp_path: Path) -> None:
-    """A program that hardly writes would else have one more pack to open after each checkpoint."""
+    """Otherwise a program that writes little would have one more pack to open after each checkpoint."""
     repository, most = open_store(tmp_path), examples(MOST_PACKS)
     with smaller_bounds(copy_forward, MOST_PACKS=most):
         *_, last = series(repository, start_program(tmp_path / "images", 5000), most + 20, 0.0005)

@@ -98,7 +98,7 @@ rounds = st.lists(st.tuples(changes, changes, st.sets(places, max_size=40)), min
 def test_each_checkpoint_of_a_series_is_complete(
     first: Memory, other: Memory, series: list[tuple[dict[int, int], dict[int, int], set[int]]], data: st.DataObject
 ) -> None:
-    """Pages are written, appear and go away; afterwards any one of the series is left alone in the store."""
+    """Pages are written, added and removed. Then all checkpoints but one are removed from the store."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         repository = open_store(base)

@@ -141,7 +141,7 @@ def test_unreadable_sector_is_damage(tmp_path: Path, finds: Callable[[Repository
 
 
 def test_unreadable_pack_is_damage(tmp_path: Path) -> None:
-    """A pack whose inode is damaged: what is stored next does without it."""
+    """The inode of a pack is damaged: the next checkpoint does not use the pack."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)

@@ -115,7 +115,7 @@ def test_samples_of_another_key_are_replaced(tmp_path: Path) -> None:
 
 
 def test_gc_removes_samples_of_removed_packs(tmp_path: Path) -> None:
-    """A file is kept as long as half of its packs are there."""
+    """A file of samples is kept as long as half of its packs exist."""
     repository = open_store(tmp_path)
     # Of different sizes: equal page maps would be shared.
     made = [store(repository, tmp_path, of_pages(*range(at, at + at)), described(f"{at}")) for at in (80, 200, 500)]

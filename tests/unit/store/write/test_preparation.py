@@ -54,7 +54,7 @@ def wait_until_examined(preparation: Preparation, start: int) -> None:
 
 @needs_two_cores
 def test_growing_image_is_stored_completely(tmp_path: Path) -> None:
-    """A second checkpoint without a preparation finds all of its pages."""
+    """A second checkpoint without a preparation finds all pages of the image."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 100).directory
     content = bytearray((images / PAGES).read_bytes())

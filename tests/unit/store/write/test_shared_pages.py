@@ -84,7 +84,7 @@ def test_ten_workers_of_one_program_take_the_space_of_one(tmp_path: Path) -> Non
 
 
 def test_series_of_many_jobs_stay_shared(tmp_path: Path) -> None:
-    """A pack that the first job uses whole does not die by a copy of what the second one uses of it."""
+    """A pack that the first job uses completely is not copied for the part that the second job uses."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", pages_in_a_pack(0))
     ingest(repository, program.directory, described("one"))

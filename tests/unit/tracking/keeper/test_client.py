@@ -168,7 +168,7 @@ def test_other_listener_is_not_a_tracker(root: proc.Process) -> None:
 
 
 def test_retiring_an_ended_tracker_is_harmless() -> None:
-    """Another process may have its PID."""
+    """Another process may have the PID of the ended tracker."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, closing(KeeperSession(Channel(KIND, ours, free_pid()))) as held:
         held.retire()

@@ -149,7 +149,7 @@ def _answers(library: Path, work: Path, hold: Hold) -> dict[str, Any]:
 def test_preload_library_without_a_guard_answers_differently(
     tmp_path: Path, lacks: str, whole: dict[bool, dict[str, Any]]
 ) -> None:
-    """A library whose answers are remembered would let a CRIU without it take every page for clean."""
+    """If answers of a library were cached, a CRIU without it would take every page for clean."""
     old, new, question, right = PRELOAD[lacks]
     is_let = question == "of another"
     assert whole[is_let][question] in right

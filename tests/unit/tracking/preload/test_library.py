@@ -186,7 +186,7 @@ def test_preload_environment_of_each_kind_of_criu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_first_reset_of_the_tree_waits_for_the_commit(library: Path, tmp_path: Path, tracker: str) -> None:
-    """A commit lets it go on to what it would do without a hold, and is asked for once."""
+    """After the commit the reset continues as without a hold. The commit is requested once."""
     without, _ = answers(asking(fresh(tmp_path / "without"), environment(library, tracker)))
     with gate(tmp_path / "hold") as hold:
         process = asking(fresh(tmp_path / "with"), environment(library, tracker, tmp_path / "hold"))

@@ -112,7 +112,7 @@ def test_other_links_are_created_normally(library: Path, tmp_path: Path) -> None
 
 
 def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:
-    """Whose directory it is can put another file in its place between two steps of a restore."""
+    """The owner of the directory can replace the file between two steps of a restore."""
     if not RESTORE_LIBRARY.exists():
         pytest.skip("there was no C compiler")
     (tmp_path / "own/full/inner").mkdir(parents=True)

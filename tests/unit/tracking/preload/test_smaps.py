@@ -97,7 +97,7 @@ def test_cached_flags_equal_the_kernels_for_more_maps_than_one_read_returns(
 
 
 def test_flags_that_were_never_cached_are_queried(library: Path, target: StatementRunner, table: Path) -> None:
-    """The map is advised as a whole: its line in maps stays as it was."""
+    """The whole map is advised: its line in /proc/PID/maps does not change."""
     read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
     listed = Path(f"/proc/{target.pid}/maps").read_text()
     for advice, is_new in ((DONTFORK, True), (DOFORK, False), (DONTFORK, False)):

@@ -80,7 +80,7 @@ def place() -> Iterator[Path]:
 
 
 def test_only_symlinks_of_root_in_directories_of_root_are_followed(place: Path) -> None:
-    """The owner of the link, or of a directory before it, could otherwise redirect it."""
+    """The owner of the link, or of a directory on its path, could otherwise redirect CRIU."""
     for name in ("roots", "theirs", "shared"):
         (place / name).mkdir()
     (place / "shared").chmod(0o777)
@@ -119,7 +119,7 @@ def test_nothing_is_opened_through_proc_pid(place: Path) -> None:
 
 
 def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
-    """The rights are those of the directory's owner."""
+    """CRIU has the rights of the directory's owner meanwhile."""
     for name in ("theirs", "roots", "closed"):
         (place / name).mkdir()
     (place / "by-root").symlink_to("roots")
@@ -180,7 +180,7 @@ def test_program_of_a_user_connects_only_where_it_may(place: Path) -> None:
 def test_program_of_a_user_removes_only_sockets_that_it_may_remove(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A socket of root's in a directory of root's that the user has moved there stays, and so does each other file."""
+    """A socket of root's stays in a directory of root's that the user has moved, and every other file stays, too."""
     places = {"user": (NOBODY, 0o755), "user/roots": (0, 0o755), "shared": (0, 0o1777), "roots": (0, 0o755)}
     for name, (owner, mode) in places.items():
         (place / name).mkdir()
