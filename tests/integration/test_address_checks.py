@@ -31,7 +31,7 @@ def hosts() -> Iterator[Lan]:
 
 @pytest.fixture
 def host(hosts: Lan) -> Iterator[Machine]:
-    """A host with an address of each family, and nothing else; this thread is there."""
+    """A host with an address of each family, entered by this thread."""
     host = hosts.destination
     before = routes(host)
     with host.entered():
@@ -43,7 +43,7 @@ def host(hosts: Lan) -> Iterator[Machine]:
 
 
 def routes(host: Machine) -> set[str]:
-    """All routes but those of multicast and of the link, which come later."""
+    """All routes except those of multicast and of the link, which the kernel adds later."""
     lines = (line for family in "46" for line in host.run("ip", f"-{family}", "route").splitlines())
     return {line.strip() for line in lines if not line.startswith("fe80")}
 

@@ -1,4 +1,4 @@
-"""A tree that was checkpointed while it ran, and was ended by SIGKILL when its files had grown since."""
+"""A tree that is restored after SIGKILL: its files have grown since the checkpoint."""
 
 import os
 import re
@@ -321,7 +321,7 @@ def _counter(workdir: Path) -> int:
 
 
 def _goes_on(tree: Tree) -> None:
-    """It says something again, which it had not at its end, and counts on."""
+    """Check that the program writes again what it had written last, and continues to count."""
     wait_for(lambda: bool(tree.parts()), 60, "the tree to say something")
     tree.wait_growth(tree.counters(), by=10)
 
@@ -333,7 +333,7 @@ def _refused(crckpt: Crckpt, *words: str) -> str:
 
 
 def _reported_size(crckpt: Crckpt, log: Path, *words: str) -> int:
-    """The size that the log had at the checkpoint, as the refusal says; `words` are what else it says."""
+    """The size of the log at the checkpoint, as the refusal reports it; the refusal also contains `words`."""
     output = _refused(crckpt)
     found = re.search(rf"{log} grew from (\d+) to {log.stat().st_size} bytes since the checkpoint", output)
     assert found, output

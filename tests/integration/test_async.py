@@ -35,7 +35,7 @@ def _state(crckpt: Crckpt) -> list[str]:
 
 @contextmanager
 def _stored_later(crckpt: Crckpt, tree: Tree) -> Iterator[int]:
-    """A dump that has returned and is not durable; the PID of who stores it, which waits for SIGCONT."""
+    """A dump that has returned and is not durable; the PID of the storing process, which waits for SIGCONT."""
     result = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=BEFORE_IT_IS_SAFE)
     assert "the tree runs on" in result.out
     (one,) = _listed(crckpt)["pending"]

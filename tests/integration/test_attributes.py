@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 @pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Asked]:
-    """Programs that set all of them, dumped, ended and restored."""
+    """Programs that set every attribute, dumped, ended and restored."""
     if not TWO_CPUS:
         pytest.skip("a program with two affinities needs two CPUs")
     found: dict[str, Asked] = {}
@@ -206,7 +206,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def _session_after(crckpt: Crckpt, tree: Tree, name: str = "crckpt-restores") -> str:
-    """The session keyring of the tree, restored by a crckpt with one of its own, of this name."""
+    """The session keyring of the tree after a restore by a crckpt with a keyring of this name."""
     before = tree.counters()
     words = (sys.executable, "-c", _JOINED, name, str(PROGRAM), "restore", JOB, "--detach")
     subprocess.run(words, check=True, env=crckpt.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -246,7 +246,7 @@ def test_programs_with_other_rights_share_no_session_keyring(crckpt: Crckpt) -> 
 
 @contextmanager
 def _group(controller: str, **limits: str) -> Iterator[Path]:
-    """A control group of version 1 with these limits; whoever is in it when the block ends is moved out."""
+    """A control group of version 1 with these limits; its remaining processes are moved out at the end of the block."""
     group = make_group(Path("/sys/fs/cgroup", controller))
     try:
         for file, value in limits.items():

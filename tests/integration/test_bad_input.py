@@ -351,7 +351,7 @@ def test_verify_all_cannot_be_combined_with_a_checkpoint(crckpt: Crckpt) -> None
 
 
 def _refused(crckpt: Crckpt, status: int, *words: str, names: tuple[str, ...], both: bool = True) -> Mapping[str, Any]:
-    """Run it for JSON, and as text too if `both`; what the document says of the failure."""
+    """Run crckpt with --json, and without if `both`; return the failure in the document."""
     document: Mapping[str, Any] = {}
     for as_json in (True, False) if both else (True,):
         result = _run(crckpt.environment, str(PROGRAM), *_with_json(words, as_json))
@@ -400,7 +400,7 @@ def _run(environment: Mapping[str, str], *argv: str) -> subprocess.CompletedProc
 
 
 def _status_without_unit() -> int:
-    """Without systemctl the host cannot; with it, the unit is not there."""
+    """The exit code for a missing unit, or for a host without systemctl."""
     found = any(Path(place, "systemctl").exists() for place in ("/bin", "/usr/bin"))
     return USAGE if found else HOST
 
@@ -415,7 +415,7 @@ def _is_kernel(pid: int) -> bool:
 
 @contextmanager
 def _traced(pid: int) -> Iterator[int]:
-    """Somebody traces it while the block runs; the tracer's PID."""
+    """Trace the process while the block runs; give the tracer's PID."""
     argv = [sys.executable, str(PROGRAMS / "tracer.py"), str(pid)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout is not None

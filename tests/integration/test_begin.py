@@ -44,13 +44,13 @@ def connected() -> Iterator[Tree]:
 
 @pytest.fixture
 def locking() -> Iterator[Tree]:
-    """A tree that needs an option which nobody expects."""
+    """A tree that needs an option that is not known at the start."""
     yield from _case("locks")
 
 
 @pytest.fixture(autouse=True)
 def store(crckpt: Crckpt) -> None:
-    """Where there is none yet, CRIU is started later."""
+    """A store, because CRIU starts later without one."""
     Repository.open(crckpt.store, create=True)
 
 

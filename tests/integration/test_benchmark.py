@@ -15,7 +15,7 @@ PATH = ":".join(str(PROJECT / folder) for folder in ("scripts", "tests/lab", "te
 
 
 def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, with `work` to work in."""
+    """Run the benchmark to its end, in the directory `work`."""
     above = os.environ.get("PYTHONPATH")
     return subprocess.run(
         [sys.executable, "-m", "benchmark", "--work", str(work), *words],

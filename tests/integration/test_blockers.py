@@ -294,7 +294,7 @@ def test_lock_shared_with_an_outside_process_is_reported(crckpt: Crckpt) -> None
 
 @contextmanager
 def held(kind: str) -> Iterator[Tree]:
-    """A tree that has it; the test is skipped where the machine lacks what it takes."""
+    """A tree with the blocker; the test is skipped on machines that cannot have it."""
     case = Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))
     with open_workdir() as workdir:
         try:

@@ -49,7 +49,7 @@ class Typist:
         os.write(self.terminal, text.encode() if isinstance(text, str) else text)
 
     def wait_for(self, pattern: str) -> str:
-        """Read what is shown until the pattern is there; return it, and forget what came before."""
+        """Read the terminal until the pattern occurs; return the text and forget it."""
         ends = time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, self.shown)) is None:
             assert time.monotonic() < ends, f"no {pattern!r} in {self.shown!r}"

@@ -34,7 +34,7 @@ class Waited:
 
 @pytest.fixture(scope="module")
 def waited(tmp_path_factory: pytest.TempPathFactory) -> Waited:
-    """The program has ended by the time its core file is made."""
+    """A checkpoint of a program that has ended when its core file is made."""
     directory = tmp_path_factory.mktemp("core")
     executable = built("waiting", directory)
     crckpt = Crckpt(directory / "store")
@@ -52,7 +52,7 @@ def built(name: str, directory: Path) -> Path:
 
 
 def needed(program: str) -> str:
-    """Where it is, on PATH or beside the tests' Python; without it the test is skipped."""
+    """The path of a tool, on PATH or next to the tests' Python; the test is skipped without it."""
     found = shutil.which(program) or shutil.which(program, path=Path(sys.executable).parent)
     if found is None:
         pytest.skip(f"{program} is not installed")
@@ -61,7 +61,7 @@ def needed(program: str) -> str:
 
 @contextmanager
 def waiting(executable: Path, *words: str, before: tuple[str, ...] = ()) -> Iterator[int]:
-    """The program, once it has closed the descriptor of which it got the number, and sleeps: its PID."""
+    """The PID of a program that has closed the descriptor with the given number, and sleeps."""
     ready, theirs = os.pipe()
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(

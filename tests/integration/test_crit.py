@@ -58,7 +58,7 @@ def criu() -> Path:
 
 @pytest.fixture(scope="module")
 def crit(criu: Path) -> Path:
-    """CRIU's tool, beside CRIU or on PATH; without it, or where it does not run, the tests are skipped."""
+    """CRIU's tool, next to CRIU or on PATH; the tests are skipped without a working one."""
     found = shutil.which("crit", path=criu.parent) or shutil.which("crit")
     if found is None:
         pytest.skip("no crit: crckpt install-criu --try sid gets a CRIU with it")
@@ -114,7 +114,7 @@ def extra(record: Record) -> bytes:
 
 
 def made(kind: type[Made], record: Record, names: str, /, **others: object) -> Made:
-    """One of our values: of what crit names so, in the order of our fields (0 where it is absent), and of `others`."""
+    """One of our values, made of the fields that crit names so, in the order of our fields, and of `others`."""
     values = (record.get(name, 0) for name in names.split())
     return kind(**dict(zip(kind.__struct_fields__, values, strict=False)) | others)
 
@@ -216,7 +216,7 @@ def memory(records: list[Record]) -> AddressSpace:
 
 
 def pages(records: list[Record]) -> tuple[int, tuple[Entry, ...]]:
-    """Which pages there are."""
+    """The pages that are present."""
     head, *rest = records
     return head["pages_id"], tuple(Entry(one["vaddr"], one["nr_pages"], one["flags"]) for one in rest)
 
@@ -317,7 +317,7 @@ def each(read: Callable[[Record], object]) -> Callable[[list[Record]], object]:
 
 
 def descriptor(record: Record) -> ImageDescriptor:
-    """Where it leads to."""
+    """The target of a descriptor."""
     return made(ImageDescriptor, record, "fd id", close_on_exec=bool(record["flags"] & FD_CLOEXEC))
 
 
@@ -326,7 +326,7 @@ STATES: Final = {1: "established", 7: "close", 10: "listen"}
 
 
 def inotify(record: Record) -> other_files.Watch:
-    """What CRIU cannot open by its handle, it saves with a path."""
+    """A watch, with a path if CRIU cannot open its file by handle."""
     paths = tuple(path for mark in record["wd"] if (path := mark["f_handle"].get("path")))
     return other_files.Watch(record["id"], "inotify", record["flags"], len(record["wd"]), paths)
 

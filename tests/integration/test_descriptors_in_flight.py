@@ -52,7 +52,10 @@ program.run(step)
 
 
 def sender(kind: str, user: int = NOBODY, *, keeps: bool = False) -> Case:
-    """A program of this user that has sent itself a descriptor, has not yet received it, and `keeps` it or not."""
+    """A program of this user that has sent itself a descriptor and not yet received it.
+
+    It may also keep the file open.
+    """
     place = "{workdir}/programs" if user else "{programs}"
     program = ("env", f"PYTHONPATH={place}", PYTHON, "-c", SENDS, "{workdir}", kind, "yes" if keeps else "no")
     return Case("in-flight", (*(AS_NOBODY if user else ()), *program), user=user)

@@ -357,14 +357,14 @@ def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> 
 
 
 def _assert_consistent(crckpt: Crckpt, tree: Tree, orphans: tuple[int, ...]) -> None:
-    """After CRIU has ended too: the tree runs on or, if its checkpoint is whole, has ended and comes back."""
+    """Check after the end of CRIU that the tree runs or, if its checkpoint is complete, can be restored."""
     wait_ended(orphans)
     if not _bring_back(crckpt, tree):
         assert_runs_on(tree, frozenset())
 
 
 def _bring_back(crckpt: Crckpt, tree: Tree) -> bool:
-    """Restore a tree that a successful `--stop` has ended; whether it had."""
+    """Restore a tree that a successful `--stop` has ended; return whether the dump had succeeded."""
     if psutil.pid_exists(tree.pid) and psutil.Process(tree.pid).status() != psutil.STATUS_ZOMBIE:
         return False
     tree.wait_gone()
@@ -413,7 +413,7 @@ def _holding(kind: str) -> Case:
 
 @contextmanager
 def _peer(workdir: Path, kind: str) -> Iterator[None]:
-    """For `unix`: somebody outside the tree who takes one connection at `workdir`/peer.sock."""
+    """A process outside the tree that accepts one connection at `workdir`/peer.sock, for `unix`."""
     if kind != "unix":
         yield
         return

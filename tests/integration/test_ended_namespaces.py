@@ -1,4 +1,4 @@
-"""Tests leave no PID namespace behind, also where what made it has ended before."""
+"""Tests leave no PID namespace behind, even if the process that made it has ended before."""
 
 from __future__ import annotations
 

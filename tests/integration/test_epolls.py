@@ -1,4 +1,4 @@
-"""Epolls come back with all that they watch, or are refused before the tree is frozen."""
+"""Epolls are restored with every file that they watch, or refused before the tree is frozen."""
 
 import os
 import signal

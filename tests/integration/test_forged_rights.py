@@ -191,7 +191,7 @@ def _takes_pipe(crckpt: Crckpt, pid: int, thief: subprocess.Popen[str]) -> bool:
 
 
 def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes], hold: int = 2) -> str:
-    """Change an image of a dump before it is stored, which must fail; what the dump says."""
+    """Change an image of a dump before it is stored; return the error of the dump, which must fail."""
     # Where CRIU is started early, the first hold is before it freezes the tree.
     command = crckpt.start("dump", str(pid), JOB, CRCKPT_STOP_AT=f"hold.commit:{hold}")
     wait_for(lambda: _is_stopped(command.pid), 60, "the tree to be dumped")

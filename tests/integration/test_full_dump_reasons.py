@@ -21,7 +21,7 @@ AGAIN = "; --incremental starts a new tracker"
 
 
 def reason(crckpt: Crckpt, target: Target, *words: str) -> str:
-    """Why a dump is full: the one line that says so, which is also in the JSON of a dry run before it."""
+    """The reason for a full dump: one line of the output, which a dry run reports before it as JSON."""
     planned = crckpt.run("dump", str(target.pid), JOB, "--dry-run", "--json", *words).document["result"]["tracked"]
     output = crckpt.run("dump", str(target.pid), JOB, *words).out
     (line,) = [line for line in output.splitlines() if line.startswith("full dump: ")]

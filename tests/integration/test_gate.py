@@ -1,4 +1,4 @@
-"""Before CRIU resets the first bit of a frozen tree it waits until crckpt has looked: in a round as in a dump."""
+"""Before CRIU resets the first bit of a frozen tree, it waits until crckpt has looked, in a round and in a dump."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
 
 
 def ran(crckpt: Crckpt, way: str, target: Target, criu: Path, status: int = 0) -> dict[str, Any]:
-    """What is told of a dump or a round with this CRIU."""
+    """The result of a dump or a round with this CRIU."""
     command, *words = WAYS[way]
     result = crckpt.run(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, status=status)
     document: dict[str, Any] = result.document
@@ -75,7 +75,7 @@ def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
 def waiting(
     crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str = "dump", **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A crckpt that is stopped, and its CRIU, which waits for it with the tree frozen; `after` a round or a dump."""
+    """A stopped crckpt, and its CRIU, which waits for crckpt with the tree frozen, `after` a round or a dump."""
     stops = tmp_path / "stops"
     criu = wrapper(tmp_path, f'[ ! -e {stops} ] || case "$1" in dump|pre-dump) kill -STOP $PPID;; esac')
     ran(crckpt, after, target, criu)
@@ -93,7 +93,7 @@ def waiting(
 
 
 def is_awaited(pid: int) -> bool:
-    """Return whether a CRIU that holds the process frozen has the pipe open at whose end it waits."""
+    """Return whether a CRIU that holds the process frozen has opened the pipe where it waits."""
     with suppress(OSError):
         return any(one.readlink().name == "alive" for one in Path(f"/proc/{tracer(pid)}/fd").iterdir())
     return False

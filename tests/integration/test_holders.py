@@ -119,7 +119,7 @@ def test_connections_that_wait_to_be_accepted_are_the_users(crckpt: Crckpt) -> N
 
 @contextmanager
 def _servers(name: str) -> Iterator[set[tuple[int, int]]]:
-    """Connect to `name` all the time; give the users and groups that listened there."""
+    """Connect to `name` all the time; give the users and groups that listened."""
     found: set[tuple[int, int]] = set()
     is_over = threading.Event()
 

@@ -69,7 +69,7 @@ def odd(program: Path, work: Path, how: str = "") -> Iterator[Target]:
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest, program: Path, tmp_path: Path) -> Iterator[Target]:
-    """As the parameter says, if there is one."""
+    """The target that the parameter names, if any."""
     with odd(program, tmp_path / "work", getattr(request, "param", "")) as running:
         yield running
 
@@ -359,7 +359,7 @@ def test_write_of_an_outside_process_during_the_dump_is_in_the_next(crckpt: Crck
 
 @contextmanager
 def written_from_outside(target: Target) -> Iterator[None]:
-    """Page after page of its area, as long as the block runs: each once, as far as there are any."""
+    """Write the pages of the target's area one after the other, each once, while the block runs."""
     done = threading.Event()
 
     def write() -> None:

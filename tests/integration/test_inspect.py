@@ -23,7 +23,7 @@ TEXT = f"known-{PAGE:07d}-text"
 
 @dataclass(frozen=True)
 class Looked:
-    """Two checkpoints of a tree, `job~1` and `job`, what the tree said at each, and where it was."""
+    """Two checkpoints of a tree, `job~1` and `job`, and the tree's report at each."""
 
     crckpt: Crckpt
     pid: int
@@ -167,7 +167,7 @@ def test_maps_section_agrees_with_the_kernel(tmp_path: Path) -> None:
 
 
 def _live_maps(pid: int) -> dict[int, dict[str, int]]:
-    """By begin of each map what is counted of it, in bytes. Source: proc_pid_smaps(5)."""
+    """The sizes of each map in bytes, by its start. Source: proc_pid_smaps(5)."""
     maps: dict[int, dict[str, int]] = {}
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         name, *words = line.split()

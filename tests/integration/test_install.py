@@ -21,7 +21,7 @@ AS_OTHER = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups
 
 
 def run(*words: str | Path, status: int, before: tuple[str, ...] = (), script: str = "install") -> str:
-    """Run the script; return what it says."""
+    """Run the script; return its output."""
     argv = [*before, str(PROJECT / "scripts" / script), *map(str, words)]
     result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert result.returncode == status, result.stdout + result.stderr
@@ -39,7 +39,7 @@ def python_that(folder: Path, body: str) -> Path:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A directory that others can reach: those of pytest are closed."""
+    """A directory that others can reach, unlike those of pytest."""
     with tempfile.TemporaryDirectory(prefix="crckpt-install-") as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -173,7 +173,7 @@ exec {installed.prefix}/criu "$@" """
 
 
 def assert_no_trace(trace: Path, temporary: Path) -> None:
-    """Assert that the process that was dumped is gone, and the trial's files with it."""
+    """Assert that the dumped process has ended and that the trial's files are removed."""
     words = next(line for line in trace.read_text().splitlines() if line.startswith("dump ")).split()
     assert not Path("/proc", words[words.index("--tree") + 1]).exists()
     assert list(temporary.iterdir()) == []

@@ -24,7 +24,7 @@ WAITS = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
 
 @contextmanager
 def running(directory: Path, *words: str) -> Iterator[int]:
-    """The PID of a program that has said that it is ready, in a session of its own; ended afterwards."""
+    """The PID of a program in its own session that is ready; it is ended afterwards."""
     null, output = subprocess.DEVNULL, directory / "output"
     output.unlink(missing_ok=True)
     with output.open("wb") as file:

@@ -18,7 +18,7 @@ HOW = pytest.mark.parametrize("how", ["detached", "pid namespace"])
 
 
 def look(tree: Tree) -> dict[str, Any]:
-    """Ask the program for all that it keeps."""
+    """Let the program report all the state that it keeps."""
     (tree.workdir / "look").touch()
     wait_for((tree.workdir / "found.json").exists, 60, "the program to look")
     found: dict[str, Any] = json.loads((tree.workdir / "found.json").read_text())

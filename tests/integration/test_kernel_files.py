@@ -63,13 +63,13 @@ DAC_OVERRIDE: Final = struct.pack("<5I", 0x02000001, 1 << 1, 0, 0, 0)
 
 
 def as_nobody(code: str, *words: str) -> Case:
-    """A program of nobody's that runs this code."""
+    """A program of nobody that runs this code."""
     program = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", code, "{workdir}")
     return Case("kernel-file", (*AS_NOBODY, *program, *words), user=NOBODY)
 
 
 def refused(crckpt: Crckpt, tree: Tree, path: str) -> None:
-    """Check that the restore is refused, and how it is said."""
+    """Check that the restore and the rehearsal are refused because of this path."""
     error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
     assert f"process {tree.pid} (python3) would have {path} open as root has it" in error
     assert not Path(f"/proc/{tree.pid}").exists()

@@ -1,4 +1,4 @@
-"""A tree that runs before its memory is filled: every page is as it was, whatever the program does meanwhile."""
+"""A tree that runs before its memory is filled has every page as it was, whatever the program does meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LazyTree:
         (self.directory / "gate").touch()
 
     def check(self) -> str:
-        """Let the program check its memory; return what it says."""
+        """Let the program check its memory; return its report."""
         report = self.directory / "report"
         report.unlink(missing_ok=True)
         (self.directory / "go").touch()
@@ -62,7 +62,7 @@ def reap(group: int) -> None:
 
 
 def waits_for_memory(pid: int) -> bool:
-    """Whether a process waits for a page, or until it is noticed that it gives memory back."""
+    """Whether a process waits for a page, or for the report that it returned memory."""
     return "userfault" in Path(f"/proc/{pid}/wchan").read_text()
 
 
@@ -221,6 +221,6 @@ def test_dump_waits_for_the_memory_fill(crckpt: Crckpt, tmp_path: Path) -> None:
 
 
 def waits_for_mark(pid: int) -> bool:
-    """Whether a process, or one that it has started, waits for a lock on the mark of a tree."""
+    """Whether a process, or one of its children, waits for a lock on the mark of a tree."""
     waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
     return any(int(words[5]) == pid for words in waiting)

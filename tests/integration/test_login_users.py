@@ -26,7 +26,7 @@ AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clea
 
 @pytest.fixture(name="sets_login_users")
 def _sets_login_users() -> Iterator[None]:
-    """Skip where we may not set it."""
+    """Skip where crckpt may not set the login user."""
     if child := os.fork():
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             pytest.skip("needs CAP_AUDIT_CONTROL")
@@ -65,7 +65,7 @@ def test_login_user_is_the_programs(crckpt: Crckpt, user: int, rights: tuple[str
 
 @pytest.fixture(name="criu_asks_the_kernel_again")
 def _criu_asks_the_kernel_again() -> Iterator[None]:
-    """What CRIU remembers of the kernel includes what it was allowed to do: it fails if that has changed."""
+    """Remove CRIU's cache of kernel features: it contains permissions, and CRIU fails if these have changed."""
     yield
     REMEMBERED.unlink(missing_ok=True)
 

@@ -26,7 +26,7 @@ FOR_OTHERS = 0o077
 
 
 def open_to_others(top: Path) -> Iterator[str]:
-    """What lies there and is not its owner's alone. Links have no mode."""
+    """Files below a directory that are not private to their owner. Links have no mode."""
     for directory, names, files in os.walk(top):
         for name in (*names, *files):
             path = Path(directory, name)
@@ -38,7 +38,7 @@ def open_to_others(top: Path) -> Iterator[str]:
 
 @contextmanager
 def watched(top: Path) -> Iterator[set[str]]:
-    """What is seen there meanwhile: much of it is gone in the end."""
+    """The files that are open to others at any time during the block: many of them are removed at its end."""
     seen: set[str] = set()
     over = threading.Event()
 
@@ -58,7 +58,7 @@ def watched(top: Path) -> Iterator[set[str]]:
 
 @pytest.fixture
 def permissive(tmp_path: Path) -> Crckpt:
-    """The command under such a umask, with its store two directories below one that is there."""
+    """The command with umask 000, and a store two directories below an existing one."""
     place = tmp_path / "made"
     place.mkdir(mode=0o700)
     return Crckpt(place / "above" / "store", before=("sh", "-c", 'umask 000; exec "$0" "$@"'))

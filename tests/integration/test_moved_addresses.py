@@ -1,4 +1,4 @@
-"""An address moves from one host to another, while a client talks to it all the time."""
+"""An address moves from one host to another while a client uses it all the time."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Scene:
         self.talker.wait_for_answers()
 
     def ask_again(self) -> None:
-        """Let the client forget where the address is; wait until it talks again."""
+        """Let the client forget the hardware address; wait until it has a connection again."""
         self.hosts.client.run("ip", "neigh", "flush", "dev", DEVICE)
         self.talker.wait_for_answers()
 
     def misdirect(self) -> None:
-        """Send the client's packets to the destination until some have come, then again to the source."""
+        """Send the client's packets to the destination until some have arrived, then again to the source."""
         before = len(self.arriving.for_address(self.ip))
         for mac in (self.hosts.destination.mac, self.hosts.source.mac):
             self.hosts.client.run("ip", "neigh", "replace", self.ip, "lladdr", mac, "dev", DEVICE, "nud", "reachable")
@@ -86,7 +86,7 @@ class Scene:
         self.talker.wait_for_answers()
 
     def assert_unnoticed(self) -> None:
-        """Nothing came from the destination, and the connection goes on."""
+        """Check that the destination has sent nothing, and that the connection continues."""
         assert self.hosts.client.neighbour(self.ip) == self.hosts.source.mac
         assert self.capture.claims(self.ip, self.hosts.destination.mac) == []
         assert self.capture.sent_by(self.hosts.destination.mac, self.ip) == []
@@ -179,7 +179,7 @@ def mover(hosts: Lan, move_id: str, last: str, *, killed_at: str = "") -> Iterat
 
 
 def read_guard(process: subprocess.Popen[str]) -> int:
-    """The PID of its guard; 0 if it ended before it had one."""
+    """The PID of the guard; 0 if the process ended before it had one."""
     assert process.stdout is not None
     words = process.stdout.readline().split()
     return int(words[1]) if words else 0

@@ -1,4 +1,4 @@
-"""A tree in a network namespace that has a name: what CRIU locks there does not stay locked."""
+"""A tree in a named network namespace: CRIU's lock in that namespace is removed."""
 
 import secrets
 import signal
@@ -29,7 +29,7 @@ def name() -> Iterator[str]:
 
 @pytest.fixture
 def program(name: str) -> Iterator[Remote]:
-    """A program in it."""
+    """A program in the namespace."""
     with remote() as program:
         program.ask(_ENTER % name)
         yield program

@@ -1,4 +1,4 @@
-"""A failed dump or restore names the socket that CRIU was at, as a person knows it: by its addresses."""
+"""A failed dump or restore names the socket at which CRIU failed by its addresses, as people know it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ signal.pause()
 
 @contextmanager
 def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
-    """A program that waits: its PID, and the numbers that it said."""
+    """The PID of a waiting program, and the numbers that it printed."""
     argv = [PYTHON, "-c", program, *words]
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     process = subprocess.Popen(argv, cwd="/", stdin=null, stdout=pipe, stderr=null, start_new_session=True)

@@ -30,7 +30,7 @@ def _bound(name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
 
 @contextmanager
 def _served(place: Path, name: str, kind: int = socket.SOCK_STREAM) -> Iterator[None]:
-    """Another server has taken over the path."""
+    """Let another server listen at the path; check that no client has connected in the block."""
     (place / name).unlink()
     with _bound(str(place / name), kind) as server:
         if kind == socket.SOCK_STREAM:

@@ -232,7 +232,7 @@ def _hostile(criu: Path, proc: str) -> Case:
 
 
 def _is_refused(crckpt: Crckpt, tree: Tree, what: str) -> None:
-    """By every command, whatever it is told, before anything is executed or entered; the tree runs on."""
+    """Check that every command refuses the tree before it executes or enters anything, and that the tree runs."""
     before, target = tree.counters(), str(tree.pid)
     result = crckpt.run("doctor", target, "--json", status=REFUSED).document["result"]
     assert any(what in found["what"] for found in result["blockers"])

@@ -48,7 +48,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @pytest.fixture
 def workdir() -> Iterator[Path]:
-    """Where the program says how it goes; when it is gone, the program ends."""
+    """The directory for the program's reports; the program ends when the directory is removed."""
     with open_workdir() as workdir:
         yield workdir
 
@@ -422,7 +422,7 @@ def _stop(crckpt: Crckpt, workdir: Path, start: str, argv: tuple[str, ...]) -> i
 
 
 def _wait_gone(pid: int) -> None:
-    """Wait until the PID is free; whoever adopts orphans in the tests is their reaper, too."""
+    """Wait until the PID is free; the process that adopts orphans in the tests reaps it."""
 
     def is_gone() -> bool:
         with suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""A tree in a network namespace of its own is checkpointed and comes back in such a one, without iptables."""
+"""A tree in its own network namespace is checkpointed and restored in a new one, without iptables."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def receive(words):
 
 @contextmanager
 def _low_numbers_taken(count: int = 12) -> Iterator[None]:
-    """Let a terminal that is opened in the block have a number that no other test gets while the tree is gone."""
+    """Give a terminal that is opened in the block a number that other tests do not get while the tree has ended."""
     # The kernel gives the lowest number that is free. CRIU takes up to 32 until it has the right one.
     taken = [os.openpty() for _ in range(count)]
     try:
@@ -45,7 +45,7 @@ def _low_numbers_taken(count: int = 12) -> Iterator[None]:
 
 
 def _again(crckpt: Crckpt, program: Remote) -> None:
-    """Dump it, end it and restore it, without a terminal."""
+    """Dump the tree, end it and restore it, without a terminal."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
     crckpt.run("restore", JOB, "--detach")

@@ -37,7 +37,7 @@ class Sleeper:
         wait_for(lambda: psutil.Process(self.pid).name() == "sleep", ENDS_WITHIN_S, "the program")
 
     def replace(self) -> None:
-        """End it, and start another one with its number."""
+        """End the process, and start another one with its PID."""
         self.end()
         assert started_as(self.pid) == self.pid
         wait_for(lambda: psutil.Process(self.pid).name() == "sleep", ENDS_WITHIN_S, "the other program")

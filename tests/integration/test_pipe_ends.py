@@ -291,7 +291,10 @@ def test_too_many_pipes_are_refused(crckpt: Crckpt, kind: str) -> None:
 
 @contextmanager
 def _pipe(crckpt: Crckpt, who: Who, size: int, *, reads: bool, stop: bool) -> Iterator[tuple[Remote, str]]:
-    """A program with one end of a pipe with so many bytes, restored, and what its dump said. `who` has the other."""
+    """A restored program with one end of a pipe of so many bytes, and the output of its dump.
+
+    `who` has the other end.
+    """
     reading, writing = os.pipe()
     with remote(reading, writing) as program:
         program.ask(f"import fcntl, os; fcntl.fcntl({writing}, fcntl.F_SETPIPE_SZ, {max(size, 65_536)})")

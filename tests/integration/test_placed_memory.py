@@ -1,4 +1,4 @@
-"""Memory that crckpt itself puts into place: every byte as it was, no more of it than there was, and all or nothing."""
+"""Memory that crckpt itself fills: every byte is as it was, no page is added, and all pages are filled or none."""
 
 from __future__ import annotations
 
@@ -106,7 +106,10 @@ def _stand_still(tree: Tree) -> None:
 
 
 def _contents(tree: Tree) -> dict[tuple[int, int], bytes]:
-    """By PID and address, what lies in private memory; mappings that follow each other in one, as the kernel may."""
+    """The content of private memory, by PID and address.
+
+    Adjacent mappings are one, because the kernel may merge them.
+    """
     found: dict[tuple[int, int], bytearray] = {}
     for pid in tree.pids():
         area = bytearray()
@@ -130,7 +133,7 @@ def _different(one: bytes, other: bytes) -> int:
 
 
 def _sizes(tree: Tree) -> dict[str, int]:
-    """In KiB: the memory of each process, and of all what they take together."""
+    """The memory of each process and of all together, in KiB."""
     sizes = {}
     for pid in tree.pids():
         rollup = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])

@@ -1,4 +1,4 @@
-"""Symlinks that the user of a directory puts where something of the tree was, before root restores it."""
+"""Symlinks that a user puts in the place of a directory of the tree before root restores it."""
 
 from __future__ import annotations
 

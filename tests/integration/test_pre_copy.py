@@ -59,7 +59,7 @@ def copied(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:
 
 
 def staged(place: Path) -> list[Path]:
-    """Directories of rounds that are there."""
+    """The existing directories of rounds."""
     return [path for path in place.glob("*/*") if path.name.isdecimal()]
 
 
@@ -437,7 +437,7 @@ def test_memory_shared_since_a_fork_stays_shared_after_a_round(crckpt: Crckpt, t
 
 
 def of_its_own(pid: int) -> int:
-    """Bytes of memory that a process shares with nobody, and that are written."""
+    """The number of written bytes that a process shares with no other."""
     found = re.search(r"^Private_Dirty: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) << 10
@@ -535,7 +535,7 @@ def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: P
             return float(gap.read_text())
 
         def read_wait_ms() -> float:
-            """Milliseconds that it was ready to run, and waited for a processor."""
+            """The milliseconds that the process was ready to run and waited for a CPU."""
             return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e6
 
         # CRIU counts what it waits for a processor as time that the tree is frozen: here it waits for nobody.

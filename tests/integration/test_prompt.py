@@ -1,4 +1,4 @@
-"""Programs at the prompt of a real shell: restored, they take keys and signals as if the shell had started them."""
+"""Programs restored at the prompt of a real shell get keys and signals as if the shell had started them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its PID, as it knows it."""
+        """The program's own view of its PID."""
         return int((self.directory / "count").read_text().split()[0])
 
     @property
@@ -47,18 +47,18 @@ class Program:
 
     @property
     def signals(self) -> list[str]:
-        """The signals that it caught, without changes of the size."""
+        """The signals that the program caught, except SIGWINCH."""
         path = self.directory / "signals"
         names = path.read_text().split() if path.exists() else []
         return [name for name in names if name != "SIGWINCH"]
 
     def wait_started(self) -> int:
-        """Wait until it runs; its PID."""
+        """Wait until the program runs; return its PID."""
         wait_for((self.directory / "count").exists, WITHIN_S, "the program to start")
         return self.pid
 
     def wait_running(self, pane: Pane) -> None:
-        """Wait until it goes on."""
+        """Wait until the program continues."""
         before = self.count
         try:
             wait_for(lambda: self.count > before + 1, WITHIN_S, "it to go on")
@@ -88,7 +88,7 @@ def wait_gone(pid: int) -> None:
 
 
 def stop_at_prompt(crckpt: Crckpt, program: Program, pane: Pane, *words: str, line: str = "{}") -> int:
-    """Start the program in this shell, checkpoint it there, and end it; its PID. The shell lives on."""
+    """Start the program in this shell, checkpoint it and end it; return its PID. The shell keeps running."""
     pane.type(line.format(program.command(*words)))
     pid = program.wait_started()
     crckpt.run("dump", str(pid), JOB, "--stop")
@@ -125,17 +125,17 @@ def front(pane: Pane) -> psutil.Process:
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether a signal has stopped it."""
+    """Whether a signal has stopped the process."""
     return process.status() == psutil.STATUS_STOPPED
 
 
 def wait_stopped(process: psutil.Process) -> None:
-    """Wait until a signal has stopped it, which it notices only once the kernel lets go of it."""
+    """Wait until a signal has stopped the process, which takes until its tracer has detached."""
     wait_for(lambda: is_stopped(process), WITHIN_S, f"{process} to stop")
 
 
 def find_program(pane: Pane) -> psutil.Process:
-    """The restored program, as the host sees it."""
+    """The restored program, by its PID on the host."""
     below = psutil.Process(pane.shell).children(recursive=True)
     (found,) = (each for each in below if f"{PROGRAMS}/job.py" in each.cmdline())
     return found
@@ -156,7 +156,7 @@ def is_raw(pane: Pane) -> bool:
 
 
 def press_stop_and_go_on(program: Program, pane: Pane) -> None:
-    """^Z gives the shell its prompt; `bg` and `fg` let the program go on."""
+    """Check that ^Z shows the shell's prompt, and that `bg` and `fg` continue the program."""
     running = find_program(pane)
     pane.clear_screen()
     pane.press("C-z")
@@ -172,7 +172,7 @@ def press_stop_and_go_on(program: Program, pane: Pane) -> None:
 
 
 def wait_status(pane: Pane, shell: str, status: int) -> None:
-    """Ask the shell for the exit status of what it ran."""
+    """Let the shell print the exit status of the last command."""
     pane.wait_prompt()
     pane.type(f"echo it was {'$status' if shell == 'fish' else '$?'}")
     assert pane.wait(r"^it was (\d+)")[1] == str(status)

@@ -306,13 +306,13 @@ def test_failed_criu_fails_the_rehearsal(crckpt: Crckpt, obstructed: ObstructedC
 
 
 def elsewhere(what: str, argument: int = 0, host: str = "127.0.0.1") -> Case:
-    """The program that acts where it is rehearsed."""
+    """The program that acts once it is rehearsed."""
     return program("elsewhere", host, what, str(int(argument)))
 
 
 @contextmanager
 def dumped(crckpt: Crckpt, case: Case) -> Iterator[Tree]:
-    """A tree that was checkpointed and goes on."""
+    """A tree that was checkpointed and continues."""
     with started(case) as tree:
         crckpt.run("dump", str(tree.pid), JOB, *(("--tcp", case.tcp) if case.tcp else ()))
         yield tree
@@ -332,7 +332,7 @@ def cut_short(
     *words: str,
     afterwards: Callable[[], None] = lambda: None,
 ) -> None:
-    """Send a signal to a rehearsal once something is reached; `afterwards`, all of it ends."""
+    """Send a signal to a rehearsal once something is reached; check that all of it ends."""
     rehearsal = crckpt.start("rehearse", JOB, *words)
     try:
         reached()
@@ -350,7 +350,7 @@ def cut_short(
 
 @contextmanager
 def traceless(crckpt: Crckpt) -> Iterator[None]:
-    """Nothing on the host is other than it was: processes, groups, mounts, packet filters, the store."""
+    """Check that the host is unchanged: processes, groups, mounts, packet filters, the store."""
     _, *others = traces(crckpt)
     yield
     assert not inmates()
@@ -383,14 +383,14 @@ def space_of(pid: str) -> str:
 
 
 def commands() -> Iterator[str]:
-    """The command lines of all that are in there."""
+    """The command lines of all processes of the rehearsal."""
     for pid in inmates():
         with suppress(psutil.Error):
             yield " ".join(psutil.Process(pid).cmdline())
 
 
 def files(directory: Path) -> dict[str, tuple[object, ...]]:
-    """What lies there but the status that the original writes itself: names, bytes, times, modes."""
+    """Names, bytes, times and modes of all files except the status that the original writes."""
     found: dict[str, tuple[object, ...]] = {}
     for path in directory.iterdir():
         if not path.name.startswith("status"):

@@ -1,4 +1,4 @@
-"""Files and directories that lost the name by which a program opened them: the program comes back with them."""
+"""Files and directories that lost the name by which a program opened them are restored with the program."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Family:
             os.waitpid(self.child, 0)
 
     def is_restored(self, crckpt: Crckpt, comm: str = "sleep") -> None:
-        """The child is there again, as this program."""
+        """Check that the child is restored as this program."""
         self.end()
         crckpt.run("restore", "job", "--detach")
         assert Path(f"/proc/{self.child}/comm").read_text().startswith(comm)
@@ -88,7 +88,7 @@ def test_replaced_child_is_dumped_in_full(crckpt: Crckpt, family: Family) -> Non
 
 
 def once(family: Family, tmp_path: Path, before: str) -> Path:
-    """A CRIU before which this is done when it does to the tree what the file `when` names."""
+    """A CRIU that runs `before` once, before the command that the file `when` names."""
     when = tmp_path / "when"
     asked = f'[ "$1 $2 $3" != "$(cat {when} 2>/dev/null) --tree {family.pid}" ]'
     return wrapper(tmp_path, f"{asked} || {{ rm {when}; {before}; }}")
@@ -103,7 +103,7 @@ def replacing(family: Family, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def missing(family: Family, tmp_path: Path) -> Path:
-    """A CRIU that finds no page of the child in its base: there is but the head of the page map."""
+    """A CRIU that finds no page of the child in its base: only the head of the page map is left."""
     words = (
         "for word; do case $last in --images-dir) at=$word ;; --prev-images-dir) base=$word ;; esac; last=$word; done"
     )

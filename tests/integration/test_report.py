@@ -1,4 +1,4 @@
-"""`report`: what an archive for a bug report holds, and above all what it does not."""
+"""`report` makes an archive for a bug report that contains no secrets."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _reported(crckpt: Crckpt, ref: str, number: int) -> tuple[dict[str, bytes], 
 
 
 def _members(archive: Path) -> dict[str, bytes]:
-    """By their names in the one directory that the archive has, in its order."""
+    """The files of the archive's one directory by name, in their order."""
     with tarfile.open(archive) as opened:
         entries = opened.getmembers()
         assert all(entry.isfile() and entry.name.startswith("crckpt-report/") for entry in entries)

@@ -1,4 +1,4 @@
-"""A program whose restartable sequence covers what others run in its threads: it never gets control of that."""
+"""A program whose restartable sequence covers code that others run in its threads never gets control of that code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Seizing(NamedTuple):
     counts: Path
 
     def is_unharmed(self) -> bool:
-        """Return whether it never got control, and runs on by itself."""
+        """Return whether the sequence never got control, and the program continues."""
         has_count = any(self.counts.read_bytes())
         return not has_count and self.process.poll() is None and not tracer(self.process.pid, self.process.pid)
 

@@ -301,13 +301,13 @@ class _Client:
                 self.numbers += 1
 
     def talk(self, count: int) -> None:
-        """Send numbers and take them back."""
+        """Send numbers and receive them again."""
         self.send(count)
         self.receive()
 
 
 def _nothing_is_left(crckpt: Crckpt, tree: Tree, *, staged: bool = False) -> None:
-    """No process of the tree; nothing in flight, unless whoever could tidy up was killed."""
+    """Check that no process and no unfinished file is left, unless the process that removes files was killed."""
     tree.wait_gone()
     assert bool(staging(crckpt)) == staged
 

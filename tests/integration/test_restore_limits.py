@@ -1,4 +1,4 @@
-"""A restore in which CRIU hangs ends with an error, and nothing is left of it that waits or spins."""
+"""A restore in which CRIU hangs ends with an error, and leaves no process that waits or spins."""
 
 from __future__ import annotations
 

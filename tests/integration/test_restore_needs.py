@@ -225,7 +225,7 @@ class Database:
         (self._known / "status").touch()
 
     def install(self, package: Path) -> None:
-        """Put its files where they belong."""
+        """Put the files of a package in their directories."""
         done = self.do(None, "dpkg", "--install", str(package))
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -63,7 +63,7 @@ def test_every_pid_of_the_tree_is_checked(crckpt: Crckpt) -> None:
 
 @dataclass(frozen=True)
 class Damage:
-    """What becomes of a file, what is said of it, and how it is put right if not by putting the file back."""
+    """A change of a file, the words of its refusal, and its repair if putting the file back is not enough."""
 
     name: str
     do: Callable[[Path], object]
@@ -255,7 +255,7 @@ def _refused(crckpt: Crckpt, *words: str) -> str:
 
 
 def _working_in(store: Path) -> list[str]:
-    """The programs that were told of a path in the store."""
+    """The programs that got a path in the store as an argument."""
     lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
     return [line for line in lines if str(store) in line]
 
@@ -271,7 +271,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 @contextmanager
 def _put_back(path: Path, undo: Callable[[Path], object] | None = None) -> Iterator[None]:
-    """Afterwards the file is as it was: the remedy for all that befell it."""
+    """Make the file as it was after the block: the remedy for every damage."""
     aside, copy = path.with_name(f"{path.name}.aside"), path.with_name(f"{path.name}.copy")
     shutil.copy2(path, copy)
     # The same file, even if it was removed.

@@ -82,7 +82,7 @@ def test_restore_that_waited_too_long_names_the_other(
 
 
 def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
-    """Return whether it has the lock of the job open."""
+    """Return whether the process has opened the lock of the job."""
     try:
         return any(name.readlink().name == f"restore-{JOB}" for name in Path(f"/proc/{process.pid}/fd").iterdir())
     except FileNotFoundError:

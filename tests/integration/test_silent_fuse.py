@@ -61,7 +61,7 @@ def tree_on_fuse(kind: str) -> Iterator[Tree]:
 
 @contextmanager
 def silent_in_dump(crckpt: Crckpt, tree: Tree, how: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A dump that goes on once the file system is silent: it was looked at, and is not frozen yet."""
+    """A dump whose file system becomes silent after the preflight and before the freeze."""
     crckpt.run("dump", str(tree.pid), "job")
     dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT="hold.commit", **QUICKLY)
     at_work: list[psutil.Process] = []
@@ -80,7 +80,7 @@ def silent_in_dump(crckpt: Crckpt, tree: Tree, how: str, *words: str) -> Iterato
 
 
 def _stopped(pid: int) -> list[psutil.Process]:
-    """With --async it is a child that dumps."""
+    """The stopped process: with --async, the child that dumps."""
     stopped = []
     for process in (psutil.Process(pid), *find_below(pid, "crckpt")):
         with suppress(psutil.NoSuchProcess):
@@ -174,7 +174,7 @@ def test_memory_with_an_unserved_userfaultfd_does_not_block_the_dump(crckpt: Crc
 
 
 def running_criu(pid: int) -> list[int]:
-    """PIDs of the CRIU that this crckpt has started: there may be a keeper, too, which stays with the tree."""
+    """The PIDs of the CRIU that this crckpt has started, without the keeper, which stays with the tree."""
     return [process.pid for process in find_below(pid, "--images-dir")]
 
 

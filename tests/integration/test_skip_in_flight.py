@@ -18,7 +18,7 @@ _ACCEPTS: Final = "link, _ = listener.accept(); answer = link.recv(100); link.se
 
 @pytest.fixture
 def server() -> Iterator[Remote]:
-    """A program that listens, and accepts nobody unless it is told to."""
+    """A program that listens and accepts only on request."""
     with remote() as program:
         program.ask("import socket; listener = socket.create_server(('127.0.0.1', 0))")
         yield program
@@ -26,7 +26,7 @@ def server() -> Iterator[Remote]:
 
 @pytest.fixture
 def client(server: Remote) -> Iterator[socket.socket]:
-    """It has connected, as it sees it."""
+    """A client whose connection is not yet accepted."""
     with _connected(server) as client:
         yield client
 

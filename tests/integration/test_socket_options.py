@@ -166,7 +166,7 @@ def test_membership_on_a_missing_interface_is_a_warning(crckpt: Crckpt) -> None:
 
 
 def _owner(tree: Tree) -> tuple[int, int]:
-    """User and group of who listens, as a client is told."""
+    """The user and group of the listener, as the kernel reports them to a client."""
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(f"\0crckpt-owner-{tree.pid}")
         _, user, group = struct.unpack("=iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -185,7 +185,7 @@ def test_listening_socket_keeps_its_user_credentials(crckpt: Crckpt, how: str) -
 
 
 def _stop_needs_option(crckpt: Crckpt, tree: Tree, why: str) -> None:
-    """Who ends a program hears before that what the restore will refuse."""
+    """Check that `dump --stop` needs --force, and that a plain dump warns with the same reason."""
     error = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
     assert why in error
     assert "--force" in error

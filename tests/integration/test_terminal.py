@@ -1,4 +1,4 @@
-"""A program that was started from a shell on a terminal: it comes back on another terminal, in the foreground only."""
+"""A program that was started from a shell on a terminal is restored on another one, only in the foreground."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ ERASE: Final = "\x1b[2K"
 
 
 class Terminal:
-    """A terminal with a program on it that leads its session. What is written there is gathered."""
+    """A terminal with a program that leads its session. The output of the terminal is collected."""
 
     def __init__(self, *argv: str, environment: dict[str, str] | None = None) -> None:
         self._master, slave = os.openpty()
@@ -47,7 +47,7 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up: whoever is left there gets SIGHUP."""
+        """Hang up: every process on the terminal gets SIGHUP."""
         self.process.kill()
         self.process.wait()
         self._reader.join(WITHIN_S)
@@ -70,7 +70,7 @@ class Terminal:
 
 @pytest.fixture
 def workdir() -> Iterator[Path]:
-    """Where the program says how it goes; when it is gone, the program ends."""
+    """The directory for the program's reports; the program ends when the directory is removed."""
     with open_workdir() as workdir:
         yield workdir
 
@@ -323,7 +323,7 @@ def test_job_in_a_pid_namespace_can_be_dumped_and_restored_again(
 
 @contextmanager
 def _job(workdir: Path, line: str = "{}") -> Iterator[int]:
-    """The PID of a program that a shell runs on a terminal, in the foreground; `line` is what is typed around it."""
+    """The PID of a program that a shell runs in the foreground of a terminal; `line` is the typed command around it."""
     environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "PS1": "$ "}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
         terminal.type(line.format(f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen").encode() + b"\n")

@@ -72,7 +72,7 @@ def pages(images: Path, pid: int, flag: int, place: int, count: int = PAGES) -> 
 
 
 def restored(target: Target, images: Path, number: int | None = None) -> str:
-    """Bring it back, and ask for the checksum of what it has. It had then been told `number` things."""
+    """Restore the program, which had got `number` requests, and return the checksum of its memory."""
     target.end()
     target.number = target.number if number is None else number
     ran(("restore", "--restore-detached", "--restore-sibling"), images, {})

@@ -59,7 +59,7 @@ def some_rounds(oracle: Oracle, between: Callable[[], object]) -> None:
 
 
 def is_caught(oracle: Oracle, between: Callable[[], object] = lambda: None) -> None:
-    """Within some rounds the oracle says that pages are wrong: on a busy machine the tree writes little in one."""
+    """Check that the oracle finds wrong pages in some rounds: on a busy machine the tree writes little in one round."""
     for _ in range(ROUNDS):
         try:
             oracle.dump_round()

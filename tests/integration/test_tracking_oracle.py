@@ -42,7 +42,7 @@ def test_incremental_images_contain_no_wrong_page(churn: Path, criu: Path, tmp_p
 
 
 class Seeing:
-    """A CRIU that leaves in `seen` what the tree had that it dumped last."""
+    """A CRIU that leaves the memory of the tree that it dumped last in `seen`."""
 
     def __init__(self, criu: Path, work: Path) -> None:
         self.seen = work / "seen"
@@ -53,7 +53,7 @@ class Seeing:
         self.path.chmod(0o755)
 
     def taken(self, to: Path) -> Path:
-        """What was left since it was asked last, at `to`."""
+        """Move the memory that was left since the last call to `to`."""
         shutil.copytree(self.seen, to)
         for path in self.seen.iterdir():
             path.unlink()
@@ -71,7 +71,7 @@ def wrapper(criu: Path, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
 
 
 def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict[str, Any], bool]:
-    """The result, and whether CRIU had refused before what it would not a moment later."""
+    """The result, and whether CRIU had refused before a dump that succeeded a moment later."""
     refusals = 0
     while True:
         process = crckpt.start("dump", str(pid), "job", *words, "--json", "--criu", str(wrapper.path))

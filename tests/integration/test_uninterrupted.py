@@ -1,4 +1,4 @@
-"""A program does not notice a dump by its system calls: those that it waits in go on, and end as they would have."""
+"""Dumps do not interrupt the system calls of a program: the calls continue and end as they would have."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Waiting:
         self.pid = self._process.pid
 
     def lines(self) -> list[list[str]]:
-        """What it has said: words of whole lines."""
+        """The words of each complete line of output."""
         return [line.split() for line in (self.directory / "out").read_text().splitlines()]
 
     def calls(self) -> dict[str, tuple[int, int]]:
@@ -80,7 +80,7 @@ class Waiting:
         return {words[0]: int(words[1]) for words in self.lines() if len(words) == 3}
 
     def took_ms(self) -> dict[str, int]:
-        """How long they took."""
+        """The duration of each ended call."""
         return {words[0]: int(words[2]) for words in self.lines() if len(words) == 3}
 
     def wait_in_calls(self, count: int) -> None:
@@ -94,18 +94,18 @@ class Waiting:
         self._all = tuple(process.pid for process in family(self.pid)[:-1])
 
     def wait_over(self, names: frozenset[str]) -> dict[str, int]:
-        """Wait until all of these calls have ended; what came of them."""
+        """Wait until all of these calls have ended; return their results."""
         wait_for(lambda: names <= self.results().keys(), READY_S, f"{names} to end")
         return {name: result for name, result in self.results().items() if name in names}
 
     def gone(self) -> None:
-        """Wait until all of it has ended, and reap it."""
+        """Wait until every process has ended, and reap it."""
         for pid in (*self._all, self.pid):
             reaped(pid)
         self._process.wait(READY_S)
 
     def end(self) -> None:
-        """End it, whoever its parent is, and all that it has left in the kernel."""
+        """End the program, whoever its parent is, and remove all that it has left in the kernel."""
         for process in family(self.pid):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -128,7 +128,7 @@ def states(pid: int) -> set[str]:
 
 
 def reaped(pid: int) -> None:
-    """Of a process that we have adopted: it has ended when this returns."""
+    """Wait until an adopted process has ended."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 
@@ -165,7 +165,7 @@ def waiting(program: Path, directory: Path, *words: str, count: int) -> Iterator
 
 
 def dumped(crckpt: Crckpt, running: Waiting, way: tuple[str, ...]) -> None:
-    """Dump it in this way, with crckpt; if that ends it, restore it."""
+    """Dump the program in this way with crckpt; restore it if the dump ends it."""
     crckpt.run(way[0], str(running.pid), "job", *way[1:])
     if "--incremental" in way:
         crckpt.run(*way[:1], str(running.pid), "job", *way[1:])
@@ -262,7 +262,7 @@ def test_calls_continue_after_an_abandoned_dump(
 
 
 def tracer_of(tid: int) -> int:
-    """Who traces a thread; 0 if nobody does, or it has ended."""
+    """The tracer of a thread; 0 if it has none or has ended."""
     with suppress(OSError):
         lines = Path(f"/proc/{tid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("TracerPid:")).split()[1])

@@ -1,4 +1,4 @@
-"""A tree that holds what no test has shown to come back is ended only by force."""
+"""A tree with an object whose restore is not tested is ended only with --force."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.ma
 
 
 class Tricks:
-    """The program, running; restored under the same PID it is still this."""
+    """The running program, also after a restore with the same PID."""
 
     def __init__(self, program: Path, work: Path, left_out: str) -> None:
         self._work = work
@@ -39,21 +39,21 @@ class Tricks:
         return {name: checksum for name, checksum in pairs if checksum != "-"}
 
     def step(self, number: signal.Signals = signal.SIGUSR1) -> dict[str, str]:
-        """Let it make the next step; with SIGUSR2 it only looks."""
+        """Let the program make the next step; with SIGUSR2 it only looks."""
         self._number += 1
         (self._work / f"sum-{self._number}").unlink(missing_ok=True)
         os.kill(self.pid, number)
         return self.sums()
 
     def restored(self, crckpt: Crckpt, checkpoint: str, number: int) -> dict[str, str]:
-        """What it has after a restore; it had been sent this many signals before that dump."""
+        """The program's memory after a restore; it had been sent this many signals before that dump."""
         self.end()
         crckpt.run("restore", checkpoint, "--detach")
         self._number = number
         return self.step(signal.SIGUSR2)
 
     def end(self) -> None:
-        """Kill it and its children, and reap all: the PIDs are free then."""
+        """Kill and reap the program and its children, so that the PIDs are free."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -64,7 +64,7 @@ class Tricks:
 
 @pytest.fixture
 def tricks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tricks]:
-    """Without the one that the parameter names, if there is one."""
+    """The program without the trick that the parameter names, if any."""
     (tmp_path / "work").mkdir()
     running = Tricks(compile_program(tmp_path, "tricks"), tmp_path / "work", getattr(request, "param", ""))
     running.sums()
@@ -73,7 +73,7 @@ def tricks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tricks]:
 
 
 def dumped(crckpt: Crckpt, tricks: Tricks) -> dict[str, Any]:
-    """The result of an incremental dump, after which the program has what it had before."""
+    """The result of an incremental dump, which does not change the program."""
     before = tricks.step(signal.SIGUSR2)
     result: dict[str, Any] = crckpt.run("dump", str(tricks.pid), "job", "--incremental", "--json").document["result"]
     assert tricks.step(signal.SIGUSR2) == before, "it lives on"

@@ -57,7 +57,7 @@ def _interrupt(lab: TwoHosts, _side: str, stopped: list[Process]) -> None:
 
 
 def _keep_stopped(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
-    """Let it go on only when the other side has settled, and its CRIU has given up."""
+    """Continue the stopped crckpt only when the other side has settled, and its CRIU has given up."""
     other = next(host for host in SIDES if host != side)
     wait_for(lambda: not crckpts(lab, other), f"crckpt to end on the {other}")
     wait_for(lambda: not any(map(is_criu, crckpts(lab, side))), f"CRIU to end on the {side}")

@@ -27,7 +27,7 @@ _START: Final = 'setsid "$@" </dev/null >/dev/null 2>&1 & echo $!'
 
 
 class CannotMakeLab(Exception):
-    """This machine cannot have such a lab, or not what was asked of it; the text says why."""
+    """This machine cannot have the requested lab; the text says why."""
 
 
 class Result(NamedTuple):
@@ -49,7 +49,7 @@ class Process(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self.state not in ("Z", "X")
 
     @property
@@ -58,11 +58,11 @@ class Process(NamedTuple):
         return self.is_live and self.state not in ("t", "T", KILLED)
 
     def is_same(self, other: Process) -> bool:
-        """Whether they are the same process, perhaps in another state."""
+        """Whether both are the same process, perhaps in another state."""
         return (self.host, self.pid, self.start) == (other.host, other.pid, other.start)
 
     def is_of(self, program: str) -> bool:
-        """Whether a word of its command is `program`, or a path to it."""
+        """Whether a word of the process's command is `program`, or a path to it."""
         return any(program in (word, word.rpartition("/")[2]) for word in self.command)
 
 
@@ -211,7 +211,7 @@ class Client:
     """A program of tests/programs that talks to a server, and answers each line with a report as JSON."""
 
     def __init__(self, lab: TwoHosts, host: str, program: str, *words: str) -> None:
-        """Start it; it connects as soon as somebody listens."""
+        """Start the client, which connects as soon as a server listens."""
         self._process = lab.open(host, PYTHON, PROGRAMS / program, *words)
 
     def report(self, request: str = "report") -> dict[str, Any]:

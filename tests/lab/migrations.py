@@ -70,7 +70,7 @@ def crckpts(lab: TwoHosts, host: str) -> list[Process]:
 
 
 def is_criu(process: Process) -> bool:
-    """Whether it is a CRIU, or the script of a hold."""
+    """Whether the process is a CRIU, or the script of a hold."""
     return any("/crckpt/criu/" in word or word.endswith("/criu") for word in process.command[:1])
 
 
@@ -141,7 +141,7 @@ def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
 
 
 def resume(lab: TwoHosts) -> str:
-    """Resume a move in doubt, on the side that goes on; return what crckpt printed."""
+    """Resume a move in doubt, on the side that continues it; return crckpt's output."""
     host, move = _find_way_out(lab)
     result = lab.run(host, "crckpt", "migrate", "--resume", move, status=None)
     wait_until_settled(lab)
@@ -149,7 +149,7 @@ def resume(lab: TwoHosts) -> str:
 
 
 def _find_way_out(lab: TwoHosts) -> tuple[str, str]:
-    """The side whose record says that it goes on, and the id of the move."""
+    """The side whose record says that it continues, and the id of the move."""
     for host, states in (("source", ("ended",)), ("destination", ("committed",))):
         for move in find_moves(lab, host):
             if move["state"] in states:

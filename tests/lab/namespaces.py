@@ -33,7 +33,7 @@ class Namespaces(TwoHosts):
         self._write_end: int | None = None
 
     def up(self) -> None:
-        """Make it, until `down` or the end of this process. Raises CannotMakeLab."""
+        """Make the lab, which exists until `down` or the end of this process. Raises CannotMakeLab."""
         read_end, self._write_end = os.pipe()
         try:
             self._script("up", "--until-eof", stdin=read_end)
@@ -42,7 +42,7 @@ class Namespaces(TwoHosts):
         self._inits = {host: int((self.directory / host).read_text().split()[0]) for host in HOSTS}
 
     def down(self) -> None:
-        """End all that it has."""
+        """End all processes of the lab."""
         with ThreadPoolExecutor(1) as executor:
             done = executor.submit(self._script, "down")
             while not done.done():
@@ -130,7 +130,7 @@ class Namespaces(TwoHosts):
 
 
 def _reap_orphans() -> None:
-    """Reap children of ours that are in a PID namespace below ours: nobody else waits for these."""
+    """Reap our children in PID namespaces below ours: no other process waits for them."""
     children = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     for pid in map(int, chain.from_iterable(children)):
         with suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):

@@ -173,14 +173,14 @@ def _stop_source(move: LateMove) -> None:
 
 
 def _stop_destination(move: LateMove) -> None:
-    """Let it go on once the source has given up."""
+    """Continue the stopped destination once the source has given up."""
     move.signal("destination", signal.SIGSTOP)
     assert end(move.crckpt).status == 31
     move.signal("destination", signal.SIGCONT)
 
 
 def _stop_helper(move: LateMove) -> None:
-    """Let it go on once all packs are there."""
+    """Continue the stopped helper once all packs have arrived."""
     move.signal_helper(signal.SIGSTOP)
     move.lab.heal()
     wait_for(lambda: move.lab.run("destination", "ls", f"{STORE}/checkpoints").out, "the checkpoint to arrive")
@@ -196,7 +196,7 @@ def _kill_helper_and_guard(move: LateMove) -> None:
 
 
 def _kill_all(move: LateMove) -> None:
-    """The program runs on and has lost memory, until crckpt learns of it."""
+    """Kill the helpers: the program runs and has lost memory, until crckpt notices that."""
     for side in SIDES:
         # It would end the program.
         move.signal(side, signal.SIGSTOP)

@@ -138,7 +138,7 @@ def test_programs_that_end_meanwhile_are_no_failure(lab: Namespaces) -> None:
 
 
 def has_ended(process: subprocess.Popen[str], lab: Namespaces) -> bool:
-    """Whether it has; let crckpts go on that have stopped themselves."""
+    """Whether the command has ended; continue crckpts that have stopped themselves."""
     for stopped in _find_stopped(lab):
         lab.send_signal(stopped, signal.SIGCONT)
     return process.poll() is not None

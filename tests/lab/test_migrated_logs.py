@@ -48,7 +48,7 @@ def read_lines(lab: TwoHosts, host: str) -> list[str]:
 
 
 def count_lines(lab: TwoHosts, host: str) -> int:
-    """How many lines the log has there."""
+    """The number of lines of the log on a host."""
     return len(read_lines(lab, host))
 
 

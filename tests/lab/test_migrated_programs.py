@@ -111,7 +111,7 @@ class Psql:
         self._process = lab.open("client", *words)
 
     def ask(self, statement: str) -> str:
-        """Return what it answers."""
+        """Return the server's answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{statement};\n\\echo END\n")

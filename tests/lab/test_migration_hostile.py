@@ -44,7 +44,7 @@ def lab() -> Iterator[Namespaces]:
 
 
 def change_crckpt(lab: Namespaces, host: str, *changes: str) -> None:
-    """Make a crckpt on a host that runs this before it begins."""
+    """Make a crckpt on a host that runs this code before it begins."""
     script = "\n".join((_CRCKPT, *changes, "sys.exit(main())\n"))
     lab.run(host, "sh", "-c", f"cat > {_CHANGED} && chmod 755 {_CHANGED}", stdin=script)
 

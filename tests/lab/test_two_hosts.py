@@ -308,7 +308,10 @@ def move_by_hand(lab: TwoHosts, version: int, pid: int) -> None:
 
 @contextmanager
 def receivers(lab: TwoHosts) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
-    """What receives datagrams on source and destination, until `end` comes; each knows the other's hardware address."""
+    """Receivers of datagrams on source and destination, until `end` arrives.
+
+    Each knows the hardware address of the other.
+    """
     with ExitStack() as stack:
         for host, other in (HOSTS[:2], HOSTS[1::-1]):
             (link,) = json.loads(lab.run(other, "ip", "-j", "link", "show", lab.device).out)

@@ -49,7 +49,7 @@ class Service:
         return int(self.shows("MainPID"))
 
     def parts(self) -> Mapping[str, Part]:
-        """What each of the five says; none of them may have found anything wrong."""
+        """The status of each of the five processes; none may report an error."""
         parts = statuses(self.workdir)
         assert all(part.ok for part in parts.values()), [part.error for part in parts.values()]
         return parts
@@ -59,7 +59,7 @@ class Service:
         return {name: part.counter for name, part in self.parts().items()}
 
     def goes_on_from(self, counters: Mapping[str, int]) -> None:
-        """Wait until each of the five counts on from there; none may fall back."""
+        """Wait until each of the five processes counts on from these counters; none may fall back."""
 
         def grown() -> bool:
             now = self.counters()
@@ -71,7 +71,7 @@ class Service:
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_are_in_place() -> None:
-    """Where units find them: this directory may be below /tmp, and a unit's /tmp another."""
+    """Copy the programs to a directory that units can see: this one may be below /tmp, which is private in units."""
     shutil.copytree(PROGRAMS, "/opt/programs")
 
 
@@ -373,7 +373,7 @@ def refused(status: int, *words: str) -> dict[str, Any]:
 
 
 def _lay_traps(root: Path, won: Path) -> None:
-    """Make a root directory, owned by nobody. What root executes or loads there is named in the file `won`."""
+    """Make a root directory owned by nobody whose programs write their names to the file `won` if root runs them."""
     script = f'#!/bin/sh\n[ "$(id -u)" != 0 ] || echo "$0 $*" >> {won}\n'
     for name in ("usr/bin", "usr/lib", "opt/programs", "etc/criu", ".criu", "root/.criu", "run"):
         (root / name).mkdir(parents=True)

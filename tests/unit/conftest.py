@@ -30,13 +30,13 @@ def images() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def tree() -> ImageTree:
-    """The tree that they describe: a real one, with everything open that tests/data/images/program.py opens."""
+    """The tree of the recorded images: a real one, with everything open that tests/data/images/program.py opens."""
     return RECORDED
 
 
 @pytest.fixture
 def target() -> Iterator[StatementRunner]:
-    """A running program that executes what it is told."""
+    """A running program that executes statements on request."""
     with statement_runner() as process:
         yield process
 
@@ -49,7 +49,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def checkpoints(repository: Repository, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
-    """Two of one job; some of the pages are the same."""
+    """Two checkpoints of one job, which have some equal pages."""
     first = store(repository, tmp_path, of_pages(*range(1, 100)))
     return first, store(repository, tmp_path, of_pages(*range(50, 150)))
 

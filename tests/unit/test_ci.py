@@ -36,7 +36,7 @@ def run(directory: Path, programs: Mapping[str, str]) -> subprocess.CompletedPro
 
 
 def stages(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What its last lines say of each stage."""
+    """The result of each stage in the last lines of the output."""
     return re.findall(r"^ *\d+ s  (.+)$", done.stdout.partition("stages:")[2], re.MULTILINE)
 
 

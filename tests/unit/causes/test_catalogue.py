@@ -25,7 +25,7 @@ FROM_LOG = [entry for entry in CATALOGUE if entry.pattern]
 
 
 def named(entry: Cause) -> tuple[set[str], set[str]]:
-    """What must be known, and what has other words where it is not."""
+    """The values that a cause requires, and those that have alternative words."""
     texts = (entry.says, entry.remedy)
     names = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
     needed = {name for name in names if "|" not in name}

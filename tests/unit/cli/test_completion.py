@@ -29,7 +29,7 @@ def words(*typed: str) -> list[str]:
 
 
 def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
-    """Run the command as a shell does; it prints no message and succeeds."""
+    """Run the command as a shell does; check that it succeeds without a message."""
     result = subprocess.run(
         [*before, sys.executable, "-m", "crckpt", *typed],
         env=os.environ | {"_CRCKPT_COMPLETE": "bash_complete"} | environment,

@@ -14,7 +14,7 @@ from crckpt.store import Repository
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """An empty one."""
+    """An empty store."""
     Repository.open(tmp_path / "store", create=True)
     return tmp_path / "store"
 

@@ -176,7 +176,7 @@ with holds_at(work / "hold", "post-dump") as (hold,):
 
 
 def driver(body: str, criu: Path, tmp_path: Path) -> subprocess.Popen[str]:
-    """A process that follows CRIU and takes interruptions; it has said its first line."""
+    """A process that follows CRIU and gets interruptions; it has printed its first line."""
     code = DRIVER.format(body=textwrap.indent(body, "    "))
     process = subprocess.Popen(
         [sys.executable, "-c", code, criu, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -62,7 +62,7 @@ def test_error_lists_why_each_candidate_was_rejected(tmp_path: Path, monkeypatch
 
 @pytest.fixture
 def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CRIU that works here, from wherever it would be taken."""
+    """A CRIU that works here, from any place where crckpt looks."""
     monkeypatch.undo()
     known = find.search(None, None, tmp_path_factory.getbasetemp() / "criu.json")
     if known.criu is None:

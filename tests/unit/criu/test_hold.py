@@ -39,7 +39,7 @@ with holds_at(Path(sys.argv[1]), "post-dump", program=Path(sys.argv[2])) as (hol
 
 @dataclass(frozen=True)
 class Kind:
-    """The compiled program, or what stands in for it where there was no compiler."""
+    """The compiled program, or the shell script that replaces it without a compiler."""
 
     program: Path
 

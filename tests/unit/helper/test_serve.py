@@ -106,7 +106,7 @@ def test_peer_that_reads_no_answers_is_dropped(place: Path) -> None:
 
 
 def is_dropped(peer: Channel) -> bool:
-    """Return whether it is, once it has asked that often."""
+    """Return whether the peer is dropped after so many requests."""
     try:
         for _ in range(100_000):
             peer.send(Question("well?" * 100))

@@ -15,7 +15,7 @@ from crckpt.host.process import run
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, the only one where crckpt looks for commands to run."""
+    """An empty directory, the only one where crckpt searches for commands."""
     path = tmp_path / "commands"
     path.mkdir()
     # crckpt does not pass its own environment on: a PATH of ours would change nothing.

@@ -20,7 +20,7 @@ WITHIN_S = 60
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where notes are made."""
+    """The directory of the lists."""
     return tmp_path
 
 
@@ -51,7 +51,7 @@ def forget(*paths: Path) -> None:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Some of it; to read it, also without waiting, would have it read."""
+    """Whether a part of the file is in memory: a read, even without waiting, would load it."""
     result = subprocess.run(["fincore", "--bytes", "--noheadings", path], capture_output=True, text=True, check=True)
     return int(result.stdout.split()[0]) > 0
 

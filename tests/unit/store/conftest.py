@@ -19,6 +19,6 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Writers]:
-    """For all tests of a module: it takes time to start."""
+    """Writers for all tests of a module, because they take time to start."""
     with writers() as found:
         yield found

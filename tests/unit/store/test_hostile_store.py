@@ -190,7 +190,7 @@ def _log_is_link(store: Store) -> None:
 
 
 def _staging_leads_out(store: Store) -> None:
-    """The directory passes for one of crckpt's, and its owner is dead."""
+    """Make a link that looks like a directory of crckpt's whose owner is dead."""
     staging = store.canary / "crckpt-12-ab"
     (store.root / "tmp/12-ab").mkdir()
     (store.root / "tmp/12-ab/staging").symlink_to(staging)
@@ -312,7 +312,7 @@ def _zeros_of_4_gib() -> bytes:
 
 
 def _frame_of_4_gib(store: Store) -> CheckpointId:
-    """131 KB that say they are 4 GiB."""
+    """Store 131 KB that declare 4 GiB."""
     frame = _zeros_of_4_gib()
     assert len(frame) < 600_000
     packs = [{"digest": store.pack([frame[: 2 * FRAME_SIZE - 1]]), "frames": 1, "pages": 64}]
@@ -497,7 +497,7 @@ class Runner:
         self._process = process
 
     def run(self, *words: str) -> tuple[int, str]:
-        """The exit code of a command, or minus the signal that ended it, and what it said."""
+        """The exit code of a command, or minus the signal that ended it, and its output."""
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps(words), file=self._process.stdin, flush=True)

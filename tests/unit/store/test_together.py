@@ -88,14 +88,14 @@ def _ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 
 
 def _stopped(process: subprocess.Popen[str]) -> list[str]:
-    """What it said until now: it must not have ended by itself."""
+    """The output of a process until now: it must not have ended by itself."""
     assert process.poll() is None
     process.kill()
     return _ended(process)[1]
 
 
 def _read_until(process: subprocess.Popen[str], last: str) -> Iterator[str]:
-    """Give what it says before it says `last`."""
+    """Give the output before the line `last`."""
     assert process.stdout is not None
     for line in process.stdout:
         if line == f"{last}\n":

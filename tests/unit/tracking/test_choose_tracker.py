@@ -1,4 +1,4 @@
-"""The better method is taken, unless it misses writes or a process refuses it."""
+"""The better tracking method is used, unless it misses writes or a process refuses it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ HUGE_PAGE, SMALL_PAGES, MERGEABLE = 14, 15, 12  # MADV_*, linux/mman.h
 
 
 class Dumps:
-    """Page maps read as CRIU does in one dump after the other, and the bits reset after each."""
+    """Page maps read as by CRIU in several dumps, with the bits reset after each."""
 
     def __init__(self, library: Path, target: StatementRunner, frames: Path) -> None:
         frames.touch()
@@ -180,5 +180,5 @@ def test_kernels_that_keep_bits_are_trusted(dumps: Dumps, target: StatementRunne
 
 
 def protected(place: int, protection: int, pages: int = 100) -> str:
-    """What gives the first pages there another protection."""
+    """Code that gives the first pages at an address another protection."""
     return f"LIBC.mprotect(ctypes.c_void_p({place}), ctypes.c_size_t({pages * 4096}), {protection})"

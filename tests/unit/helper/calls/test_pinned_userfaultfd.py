@@ -41,7 +41,7 @@ sys.stdin.readline()
 
 @contextmanager
 def running(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that reads what it is to do."""
+    """A program that reads commands."""
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -50,14 +50,14 @@ def running(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def say(process: subprocess.Popen[str]) -> None:
-    """Let it go on."""
+    """Let the program continue."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
 
 
 def read(process: subprocess.Popen[str]) -> str:
-    """Read a line of it."""
+    """Read a line of the program's output."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -76,7 +76,7 @@ def next_message(missing: MissingPages) -> FaultMessage:
 
 
 def has_context(pid: int) -> bool:
-    """Whether it has what keeps the userfaultfd open."""
+    """Whether the process has the context that keeps the userfaultfd open."""
     return "[aio]" in Path(f"/proc/{pid}/maps").read_text()
 
 

@@ -49,7 +49,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def entered(pid: int) -> OrderResult:
-    """What became of it. Our descriptor is closed again; the process is nobody's and holds none."""
+    """The result of entering the process.
+
+    Our descriptor is closed again; the process has no tracer and no userfaultfd.
+    """
     (taken,) = take_userfaultfds([pid])
     if taken.descriptor >= 0:
         assert str(Path(f"/proc/self/fd/{taken.descriptor}").readlink()) == UFFD

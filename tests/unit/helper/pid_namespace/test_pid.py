@@ -24,14 +24,14 @@ ROOT = 3
 
 @pytest.fixture(autouse=True, scope="module")
 def namespaces_can_be_made() -> None:
-    """Skip where they cannot."""
+    """Skip where namespaces cannot be made."""
     result = run.run(["unshare", "--pid", "--fork", "--mount-proc", "true"])
     if not result.ok:
         pytest.skip(f"no pid namespace can be made here: {result.output.strip()}")
 
 
 def left_behind(init: int, script: str, parent: str = "exit 0") -> None:
-    """Start a script in the namespace, whose `parent` ends at once; wait until it says that it is there."""
+    """Start a script in the namespace whose `parent` ends at once; wait until the script has printed its first line."""
     command = ["nsenter", "--target", str(init), "--pid", "--mount", "sh", "-c", f"({script}) & {parent}"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -39,7 +39,7 @@ def left_behind(init: int, script: str, parent: str = "exit 0") -> None:
 
 
 def number_inside(pid: int) -> int:
-    """What the process is called in its own namespace; 0 if it has ended."""
+    """The PID of the process in its own namespace; 0 if it has ended."""
     found = proc.read_process(pid)
     return found.ns_pids[-1] if found else 0
 

@@ -24,7 +24,7 @@ ROOT = 2
 
 @pytest.fixture(autouse=True, scope="module")
 def namespaces_can_be_made() -> None:
-    """Skip where they cannot."""
+    """Skip where namespaces cannot be made."""
     result = run.run(["unshare", "--pid", "--net", "--ipc", "--uts", "--fork", "--mount-proc", "true"])
     if not result.ok:
         pytest.skip(f"no namespaces can be made here: {result.output.strip()}")
@@ -133,7 +133,7 @@ def test_exits_of_processes_are_reported(tmp_path: Path) -> None:
 
 
 def started(new: Throwaway, *words: str) -> subprocess.Popen[bytes]:
-    """A program that has started to run in there."""
+    """A program that has started in the namespaces."""
     command = ["nsenter", "--target", str(new.init), "--pid", "--mount", "--net", "--ipc", "--uts", *words]
     assert shutil.which(words[0])
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)

@@ -25,7 +25,7 @@ TRACER: Final = Path(__file__).parents[3] / "programs/tracer.py"
 
 @pytest.fixture(params=["here", "as-init"])
 def holder(request: pytest.FixtureRequest) -> Iterator[StartedHelper]:
-    """A holder of a terminal, that only it has; ended afterwards."""
+    """A holder that alone has its terminal open; it is ended afterwards."""
     master, slave = os.openpty()
     words = (str(master), str(slave), "1", f"held-{secrets.token_hex(4)}")
     start = start_helper if request.param == "here" else start_as_init

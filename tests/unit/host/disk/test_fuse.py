@@ -56,13 +56,13 @@ class Reader:
         self.pid = process.pid
 
     def read(self) -> None:
-        """Let it read."""
+        """Let the process read."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def wait_for_answer(self) -> None:
-        """Let it read what nobody answers."""
+        """Let the process read a file that is never answered."""
         self._silent.touch()
         self.read()
         wait_for(lambda: waits_for_a_program((self.pid,)), "it to wait for the file system")

@@ -52,7 +52,7 @@ def group(top: Path) -> Iterator[memory_limit.MemoryGroup]:
 
 
 def wait_until_removed(path: Path) -> None:
-    """Another crckpt, of a test that runs now, may be the one that removes it: then ours skips it."""
+    """Wait: another crckpt, of a test that runs now, may remove the group, and ours then skips it."""
     wait_for(lambda: not path.exists(), f"{path} to be removed")
 
 

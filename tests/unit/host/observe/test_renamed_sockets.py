@@ -22,7 +22,7 @@ def bound(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def leave_socket(path: Path) -> None:
-    """Leave the file of a socket that nobody has any more."""
+    """Leave the file of a socket that no process has."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(str(path))
 

@@ -85,7 +85,7 @@ def shell(program: str) -> Iterator[Shell]:
 
 
 def goes_on_with_terminal(found: Shell) -> bool:
-    """Whether the program runs after it got the terminal: what stops it before is lost when it is continued."""
+    """Whether the program runs after it got the terminal: earlier stops are lost when it is continued."""
     return os.tcgetpgrp(found.master) == found.child and state(found.child) in "RS"
 
 

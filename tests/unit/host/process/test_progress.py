@@ -44,7 +44,7 @@ def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
         pids = (process.pid,)
 
         def wait_until_it_reads() -> None:
-            """Until then it works, perhaps: on a busy machine also after its answer."""
+            """Wait until the program reads: it may still work, on a busy machine also after its answer."""
             wait_for(lambda: read_stat(process.pid).state == "S", "the process to read")
 
         wait_until_it_reads()

@@ -23,14 +23,14 @@ def script(path: Path, text: str) -> Path:
 
 
 def own_descriptors() -> set[str]:
-    """Each with what it leads to, but for the one that is open while we look."""
+    """Our descriptors with their targets, without the one that lists them."""
     links = list(Path("/proc/self/fd").iterdir())
     return {f"{link.name} {link.readlink()}" for link in links if link.is_symlink()}
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[int]:
-    """A descriptor of ours that children would inherit if nobody took care."""
+    """A descriptor of ours that children would inherit unless it is closed."""
     fd = os.open(tmp_path / "ours", os.O_RDWR | os.O_CREAT)
     os.set_inheritable(fd, True)
     yield fd

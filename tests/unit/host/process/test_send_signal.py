@@ -1,4 +1,4 @@
-"""A signal goes to one process, and to no other that has its number by then."""
+"""A signal reaches one process, and no other that has got its PID meanwhile."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ except (Interrupted, ValueError) as error:
 
 
 def output_of(body: str) -> list[str]:
-    """What a program says in which `body` is interrupted, one line each."""
+    """The lines that a program prints in which `body` is interrupted."""
     code = BEGIN.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")

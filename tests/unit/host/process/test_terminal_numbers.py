@@ -45,7 +45,7 @@ def own_descriptors() -> set[int]:
 
 @pytest.fixture
 def far() -> int:
-    """A number that is free, with more free ones below it than CRIU opens."""
+    """A free number with more free ones below it than CRIU opens."""
     return 60 + max(read_used_numbers(), default=0)
 
 

@@ -23,7 +23,7 @@ OPENS = "import sys, time\nfile = open(sys.argv[1], sys.argv[2])\nprint(flush=Tr
 
 @contextmanager
 def program(log: Path, mode: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the directory of the log that has it open."""
+    """A process in the directory of the log that has the log open."""
     words = (sys.executable, "-c", OPENS, log, mode)
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=log.parent) as found:
         try:

@@ -40,7 +40,7 @@ def running(program: str, core: int, in_state: str) -> Iterator[int]:
 
 
 def on(pid: int) -> int:
-    """The core that it was on last."""
+    """The core that the process last ran on."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[36])
 
 

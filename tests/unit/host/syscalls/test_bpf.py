@@ -24,7 +24,7 @@ INSTRUCTIONS = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """An empty control group, with one in it."""
+    """An empty control group, with an inner group."""
     mounts = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
     mount = next((path for path in mounts if (path / "cgroup.controllers").exists()), None)
     if mount is None or not os.access(mount, os.W_OK):

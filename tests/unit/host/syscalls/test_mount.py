@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount"
 
 
 def apart(check: Callable[[], None]) -> None:
-    """Run it as root, in a child with mounts of its own."""
+    """Run the function as root, in a child with mounts of its own."""
 
     def run() -> None:
         unshare(CLONE_NEWNS)

@@ -29,13 +29,13 @@ pytestmark = [
 
 
 def refusal(pid: int, identity: proc.Identity | None = None) -> None:
-    """Stop it and let it go."""
+    """Stop the process and release it."""
     with stopped(pid, identity=identity):
         pass
 
 
 def is_unharmed(target: StatementRunner) -> bool:
-    """Return whether it runs on, traced by nobody, and blocks no signal."""
+    """Return whether the process runs without a tracer, and blocks no signal."""
     wait_for(lambda: tracer(target.pid) == 0, "its tracer to be gone")
     assert int(read_status(target.pid, target.pid)["SigBlk"], 16) == 0
     return target.do("result = 7") == 7 and state(target.pid) in "SR"

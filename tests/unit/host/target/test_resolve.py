@@ -173,7 +173,7 @@ def test_forged_restore_process_leads_to_no_tree_of_others(sleepers: tuple[int, 
 
 
 def record(root: int, helpers: Iterable[int]) -> None:
-    """Record a process as the root of a restored tree, and who stays for it."""
+    """Record a process as the root of a restored tree, and the process that waits for it."""
     process = proc.read_process(root)
     assert process is not None
     found = tuple(identity for pid in helpers if (identity := proc.identify(pid)) is not None)
@@ -286,7 +286,7 @@ def test_missing_cgroup_is_refused(tmp_path: Path) -> None:
 
 
 def answers(systemctl: Path, text: str) -> None:
-    """Let systemctl say this, to the question that is expected for the unit `-web` or `web`."""
+    """Let systemctl print this for the expected query of the unit `-web` or `web`."""
     asked = "show --property=Id,LoadState,ActiveState,SubState,MainPID,ControlGroup -- "
     systemctl.write_text(f"""#!/bin/sh
 case "$*" in "{asked}"-web|"{asked}"web) ;; *) echo "asked: $*"; exit 1 ;; esac

@@ -25,7 +25,7 @@ MOVE = MoveId("0123456789abcdef")
 
 @pytest.fixture(autouse=True)
 def in_our_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the tests where they are."""
+    """Keep the tests in their session."""
     monkeypatch.setattr(receive, "leave_session", lambda _name, _description: "")
 
 

@@ -43,7 +43,7 @@ def steps(forked: Writers, source: Path) -> Counter[str]:
 
 
 def check(repository: Repository, before: tuple[Checkpoint, ...], made: Checkpoint) -> None:
-    """What was there is there; what came is there whole, or not at all."""
+    """Check that old checkpoints are unchanged, and that the new one is complete or missing."""
     assert repository.checkpoints() in (before, (*before, made))
     assert repository.unreadable() == ()
     assert verify(repository).damages == ()

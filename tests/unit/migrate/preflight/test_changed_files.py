@@ -33,7 +33,7 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def compared(target: StatementRunner, there: Path, *, is_shared: bool = False) -> ComparedFiles:
-    """What the check has compared of a program: the other host has all of it."""
+    """The files of a program that the check has compared: the other host has all of them."""
     plan = target_at(target.pid, there)
     questions = ask_about(plan)
     answers = answer_here(questions, there)

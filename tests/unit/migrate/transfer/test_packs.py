@@ -244,7 +244,7 @@ def announce_more(here: Connection) -> None:
 
 
 def use_a_channel_twice(here: Connection) -> None:
-    """Begin a pack where another one is."""
+    """Begin a pack on a channel that already has one."""
     here.send(PackMessage(0, DIGEST, 1000))
     here.send(PackMessage(0, OTHER, 1000))
 
@@ -256,7 +256,7 @@ def send_a_pack_twice(here: Connection) -> None:
 
 
 def send_another(here: Connection) -> None:
-    """Begin a pack that was not asked for."""
+    """Begin a pack that was not requested."""
     here.send(PackMessage(0, "cd" * 32, len(CONTENT)))
 
 

@@ -43,7 +43,7 @@ class Logs:
             file.write(content)
 
     def asked(self) -> AskedFile:
-        """The question about it."""
+        """The question about the log."""
         found = self.here.stat()
         return AskedFile(
             1,
@@ -61,7 +61,7 @@ class Logs:
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Logs:
-    """A log of both hosts, here on one."""
+    """A log of both hosts, which are one here."""
     found = Logs(tmp_path)
 
     def open_here(_path: str) -> tuple[int | None, int]:

@@ -85,7 +85,10 @@ class Conversation:
         return open_store(directory)
 
     def play(self, content: bytes) -> BaseException | None:
-        """Play this to a destination; return what ended it. Nothing of it is left in its store, or all is."""
+        """Play this to a destination; return the error that ended it.
+
+        The store has all of the checkpoint, or nothing.
+        """
         repository = self.new_store("played")
         with half_connected() as (destination, reads, writes):
             has_asked = threading.Event()

@@ -54,7 +54,7 @@ def ssh(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
 
 @pytest.fixture
 def receive(tmp_path: Path) -> str:
-    """A program in the place of crckpt over there, whose path needs quotes."""
+    """A program in the place of the remote crckpt, whose path needs quotes."""
     program = tmp_path / "the crckpt; exit 3"
     program.write_text(_RECEIVE)
     program.chmod(0o700)

@@ -45,7 +45,7 @@ def family(place: str) -> Iterator[proc.Tree]:
 
 
 def with_another_child(tree: proc.Tree) -> proc.Tree:
-    """The tree as it was seen before another process got the PID of its child."""
+    """The tree as it was observed before another process got the PID of its child."""
     root, child = tree.processes
     return proc.Tree(root, (root, replace(child, start=child.start - 1)))
 

@@ -52,7 +52,7 @@ def dump(context: Context) -> PlannedDump:
 
 @pytest.fixture
 def rights() -> dict[int, Rights]:
-    """Those that the images say."""
+    """The rights in the images."""
     found = {tid: read_rights(IMAGES[f"core-{tid}.img"]) for tid in TIDS}
     return {tid: each for tid, each in found.items() if each is not None}
 
@@ -68,7 +68,7 @@ def commit_reported(
 
 
 def refusal(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
-    """Why there is no checkpoint."""
+    """The reason why no checkpoint was stored."""
     with pytest.raises(CrckptError) as refused:
         commit(dump, workspace, rights)
     assert workspace.repository.checkpoints() == ()

@@ -43,7 +43,7 @@ def target(context: Context, tmp_path: Path) -> Iterator[DumpTarget]:
 
 
 def details_of(target: DumpTarget) -> Any:
-    """What is recorded, as the checkpoint has it."""
+    """The recorded details, as the checkpoint contains them."""
     return json.loads(json.dumps(read_details(PlannedDump(target), Answers({target.pid: {}}))))
 
 

@@ -20,7 +20,7 @@ CRIU = Path("/nonexistent/criu")
 
 @pytest.fixture
 def root() -> Iterator[proc.Process]:
-    """This process, whose keeper nobody has ended."""
+    """This process, whose keeper was not ended."""
     process = proc.read_process(os.getpid())
     assert process is not None
     yield process

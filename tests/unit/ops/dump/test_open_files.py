@@ -33,7 +33,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(place: Path) -> Iterator[proc.Process]:
-    """A program that has them open, twice one of them, and a file of root's."""
+    """A program that has the files open, one of them twice, and a file of root's."""
     files = [("read", os.O_RDONLY), ("written", os.O_RDWR), ("written", os.O_RDONLY), ("renamed", os.O_RDONLY)]
     code = OPENS.format(str(place), [*files, ("/etc/passwd", os.O_RDONLY)])
     maps = "import mmap; there = mmap.mmap(os.open('mapped', os.O_RDWR), 4096); os.rename('renamed', 'new')"

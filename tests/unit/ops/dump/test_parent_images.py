@@ -19,7 +19,7 @@ FILES = {"inventory.img": b"what CRIU looks for a process in", "stats-dump": b"t
 
 
 def first_round(rounds: Path) -> RoundBase:
-    """Four pages, of which CRIU tells one by one, as it does of such that were not written one after another."""
+    """A round of four pages, which CRIU lists one by one because they were not written in order."""
     parts = (area(0x10, 1), area(0x11, 2), area(0x12, 3), area(0x20, 4))
     last = write_set(rounds / "1", ImageSet({MAP: parts}, FILES))
     write_page_maps(RoundBase(last))

@@ -45,7 +45,7 @@ KNOWN = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, ImageTree]:
-    """A store with the recorded images; a test that damages it puts it back."""
+    """A store with the recorded images; a test that damages the store repairs it."""
     base = tmp_path_factory.mktemp("memory")
     repository = open_store(base)
     checkpoint = store(repository, base, recorded_images.image_set(recorded_images.PAGES))

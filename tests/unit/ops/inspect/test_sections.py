@@ -19,7 +19,7 @@ SECTIONS = ("--ps", "--files", "--sockets", "--maps", "--env")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the recorded images as `job`; a test that damages it puts it back."""
+    """A store with the recorded images as `job`; a test that damages the store repairs it."""
     base = tmp_path_factory.mktemp("sections")
     repository = open_store(base)
     store(repository, base, recorded_images.image_set(recorded_images.PAGES))

@@ -80,7 +80,7 @@ def test_mark_removed_before_locking_is_recreated(marks: Path) -> None:
 
 
 def _is_waited_for(path: Path) -> bool:
-    """Whether somebody waits for the lock on a file, as /proc/locks shows it."""
+    """Whether a process waits for the lock on a file, as /proc/locks shows it."""
     inode = path.stat().st_ino
     return any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
 

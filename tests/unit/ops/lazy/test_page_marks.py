@@ -78,12 +78,12 @@ class Program:
         self.address = self.read()
 
     def read(self) -> int:
-        """Read what it says."""
+        """Read a line of the program's output."""
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
 
     def say(self, line: str) -> None:
-        """Say what it is to do."""
+        """Send the program a command."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()

@@ -33,7 +33,7 @@ def stored(tmp_path: Path) -> tuple[Contents, Extents]:
 
 
 def fill(contents: Contents, extents: Extents) -> bytes:
-    """The pages of the extents, one after the other."""
+    """The pages of the extents, in order."""
     counts = extents["count"].astype(np.int64)
     pieces = pieces_of(contents, "the file", extents, np.cumsum(counts) - counts)
     frames = np.zeros((len(pieces.frames) * FRAME_PAGES, PAGE_SIZE), np.uint8)

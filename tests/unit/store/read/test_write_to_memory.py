@@ -46,14 +46,14 @@ class Memory:
             os._exit(0)
 
     def read(self) -> list[bytes]:
-        """What lies there."""
+        """The memory at an address."""
         with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(self.first * PAGE_SIZE)
             content = memory.read(PAGES * PAGE_SIZE)
         return [content[at : at + PAGE_SIZE] for at in range(0, len(content), PAGE_SIZE)]
 
     def end(self) -> None:
-        """It is gone afterwards; may be called twice."""
+        """End the process; a second call does nothing."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -72,12 +72,12 @@ def processes(count: int) -> Iterator[list[Memory]]:
 
 
 def areas(first: int, numbers: list[int | None]) -> list[Area]:
-    """An area for each page that there is."""
+    """An area for each present page."""
     return [area(first + at, number) for at, number in enumerate(numbers) if number is not None]
 
 
 def apart(first: int, ranges: list[tuple[int, int]]) -> tuple[MemoryRange, ...]:
-    """Pages (from, to) that are set apart."""
+    """Ranges of pages (from, to) that are set apart."""
     return tuple(MemoryRange((first + low) * PAGE_SIZE, (first + high) * PAGE_SIZE, False) for low, high in ranges)
 
 

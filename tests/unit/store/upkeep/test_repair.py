@@ -234,7 +234,7 @@ repair(repository, source=source)
 
 
 def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
-    """Repair, and be killed before the next step after so many; whether it was."""
+    """Kill a repair after so many steps; return whether it was killed."""
     command = [sys.executable, "-c", CUT_SHORT, str(repository.root), str(source.root), str(after)]
     ended = subprocess.run(command, check=False, env=os.environ)
     assert ended.returncode in (0, -signal.SIGKILL)

@@ -70,7 +70,7 @@ def _runs(addresses: list[int]) -> list[list[int]]:
 
 
 def held(repository: Repository, checkpoint: Checkpoint, base: Path) -> dict[str, dict[int, bytes]]:
-    """What the stored images say is in each page map."""
+    """The pages of each page map, as the stored images describe them."""
     files = restore_files(repository, checkpoint, base)
     return {name: _pages(read_pagemap(content), files) for name, content in files.items() if name in NAMES}
 

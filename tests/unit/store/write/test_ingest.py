@@ -67,7 +67,7 @@ def _peak(act: Callable[[], Checkpoint]) -> int:
 
 
 def _peaks(repository: Repository, images: Path) -> tuple[int, int]:
-    """Of a first checkpoint, and of one with a parent."""
+    """The peaks of memory of a first checkpoint, and of one with a parent."""
     first = _peak(lambda: ingest(repository, images, described(images.name)))
     return first, _peak(lambda: ingest(repository, images, described(images.name)))
 

@@ -21,7 +21,7 @@ def run(*numbers: int) -> bytes:
 
 
 def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> TrialResult:
-    """Store them so."""
+    """Store the images on trial."""
     with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
         pages = Path(images, "pages-1.img")
         pages.write_bytes(b"".join(runs))

@@ -121,7 +121,7 @@ def _kernel_can() -> None:
 
 
 def asked(library: Path, work: Path, *, is_let: bool) -> dict[str, Any]:
-    """What this preload library answers, in a hold that lets it reset bits, or whose owner has died."""
+    """The answer of this preload library in a hold that lets it reset bits, or whose owner has died."""
     work.mkdir()
     (work / "criu.kdat").touch()
     with gate(work / "hold") as hold:
@@ -131,7 +131,7 @@ def asked(library: Path, work: Path, *, is_let: bool) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
-    """What the whole library answers, in a hold that lets it reset bits (True) or not."""
+    """The answer of the complete library in a hold that lets it reset bits (True) or not."""
     work = tmp_path_factory.mktemp("whole")
     return {is_let: asked(library, work / str(is_let), is_let=is_let) for is_let in (True, False)}
 

@@ -1,4 +1,4 @@
-"""Whose a restore makes sockets (holders.c, sockets.c): those of the process that had them, not root's."""
+"""A restore makes sockets as the process that had them (holders.c, sockets.c), not as root."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Read:
 
 
 def reading(place: int | Path, **environment: str | Path) -> subprocess.Popen[str]:
-    """As CRIU reads it, in the directory of this process or another."""
+    """Read smaps as CRIU does, in the directory of this process or another."""
     words = ["/usr/bin/python3", "-S", "-c", READER, f"/proc/{place}" if isinstance(place, int) else str(place)]
     named = {"CRCKPT_TRACKER": "soft-dirty"} | {name: str(value) for name, value in environment.items()}
     return subprocess.Popen(words, env=os.environ | named, stdout=subprocess.PIPE, text=True)

@@ -73,7 +73,7 @@ print(json.dumps([tried(globals()[what], path) for what, path in json.loads(sys.
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory of root's, in one that everybody can write to, as short as sockets want it."""
+    """A directory of root's in one that all users can write to, with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="crckpt-") as made:
         Path(made).chmod(0o755)
         yield Path(made)
@@ -208,7 +208,7 @@ def test_program_of_a_user_removes_only_sockets_that_it_may_remove(
 
 
 def _tried(*tries: tuple[str, Path], table: Path | None = None) -> list[int]:
-    """Try as a program of root, or, with a file for the `table` of holders, as one of NOBODY."""
+    """Run the call as a program of root or, with a file for the `table` of holders, as a program of NOBODY."""
     if table is not None:
         table.write_bytes(bytes(4096))
     holders = {} if table is None else {"CRCKPT_HOLDERS": str(table)}

@@ -1,4 +1,4 @@
-"""With whose rights a restore adds watches and takes leases (holders.c): those of the process that had them."""
+"""A restore adds watches and takes leases with the rights of the process that had them (holders.c)."""
 
 from __future__ import annotations
 
