@@ -224,7 +224,7 @@ def test_signals_of_a_descriptor_to_a_process_outside_the_tree_are_reported(crck
         assert "sends signals (F_SETOWN) to a process or thread that does not exist" in error
 
 
-def test_program_that_sends_signals_to_itself_comes_back(crckpt: Crckpt) -> None:
+def test_program_that_sends_signals_to_itself_is_restored(crckpt: Crckpt) -> None:
     with held("owner_inside") as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert result["blockers"] == result["warnings"] == []

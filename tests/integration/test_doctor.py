@@ -72,7 +72,7 @@ def test_json_output_has_the_documented_keys(opened: Crckpt) -> None:
     assert document["result"]["fixes"][-1] == {"key": "store", "command": store["fix"], "done": False, "said": ""}
 
 
-def test_missing_store_is_no_problem(crckpt: Crckpt) -> None:
+def test_missing_store_is_not_reported_as_a_problem(crckpt: Crckpt) -> None:
     """The first dump creates the store, so there is nothing to fix. doctor creates nothing."""
     store = facts(crckpt.run("doctor", "--json").document)["store"]
     assert (store["state"], store["fix"], store["safe"]) == ("ok", "", False)

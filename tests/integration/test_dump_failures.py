@@ -220,7 +220,7 @@ def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
         assert not is_traced(tree)
 
 
-def test_criu_killed_in_the_hold_is_told_from_one_that_ended_the_tree(crckpt: Crckpt) -> None:
+def test_criu_killed_in_the_hold_is_distinguished_from_one_that_ended_the_tree(crckpt: Crckpt) -> None:
     """The checkpoint exists, but the tree was not ended. The message says so."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="pack.rename")

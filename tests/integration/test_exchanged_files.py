@@ -110,7 +110,7 @@ def test_replacement_of_a_file_that_root_had_lent_is_not_handed_over(
         tree.wait_growth(before)
 
 
-def test_root_program_gets_no_file_from_a_user_owned_directory(crckpt: Crckpt, secret: Path) -> None:
+def test_file_in_a_user_owned_directory_is_not_handed_over_to_a_root_program(crckpt: Crckpt, secret: Path) -> None:
     """The log of a web server, for example, may be in a directory of a user."""
     before = secret.read_bytes()
     case = Case("log", LOGS, user=NOBODY)
@@ -194,7 +194,7 @@ MAPS: Final = "m = mmap.mmap(os.open(path, os.{}), 0, mmap.MAP_SHARED, mmap.PROT
 
 
 @pytest.mark.parametrize("opened", ["O_RDONLY", "O_RDWR"])
-def test_map_that_can_become_writable_shows_no_file_of_roots(crckpt: Crckpt, secret: Path, opened: str) -> None:
+def test_map_that_can_become_writable_does_not_show_a_file_of_root(crckpt: Crckpt, secret: Path, opened: str) -> None:
     """A program that has opened its file for writing can make a read-only map of it writable by mprotect(2)."""
     file = _make_in_directory_of_nobody(secret)
     with _using(crckpt, MAPS.format(opened), file, *AS_NOBODY) as pid:

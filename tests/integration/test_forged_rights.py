@@ -51,7 +51,7 @@ main()
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_forged_descriptor_sends_no_signals_as_another_user(crckpt: Crckpt) -> None:
+def test_forged_descriptor_does_not_send_signals_as_another_user(crckpt: Crckpt) -> None:
     """CRIU sets the owner and the rights that each process reports. The program's own owner is restored."""
     words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", OWNS, "{workdir}")
     with started(Case("owner", words)) as tree:

@@ -203,7 +203,9 @@ def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: P
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_criu_that_does_not_wait_gives_no_base(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_criu_that_does_not_wait_makes_the_next_dump_full(
+    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+) -> None:
     """CRIU loaded the library when it was tested, but does not load it in the dump."""
     passes = tmp_path / "passes"
     criu = wrapper(tmp_path, f"[ ! -e {passes} ] || unset CRCKPT_HOLD")

@@ -44,7 +44,7 @@ COUNTER: Final = next(case for case in CASES if case.name == "counter")
     [("60m", 40), ("40m", 0)],
     ids=("criu", "commit"),
 )
-def test_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int) -> None:
+def test_full_disk_leaves_the_tree_running(tmp_path: Path, size: str, filler: int) -> None:
     """The disk becomes full while CRIU writes, or the pack does not fit. The held tree keeps running, connected."""
     with store_on_disk(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
         crckpt.run("dump", str(small.pid), "small")
@@ -104,7 +104,7 @@ def test_store_on_a_noexec_mount_can_hold(tmp_path: Path) -> None:
     ],
     ids=["before the freeze", "storing", "stored"],
 )
-def test_crckpt_stopped_in_a_hold_keeps_no_tree_frozen(
+def test_tree_continues_if_crckpt_is_stopped_in_a_hold(
     crckpt: Crckpt, case: Case, at: str, made: int, when: str, how: str
 ) -> None:
     """The tree continues, with its connection.

@@ -98,7 +98,7 @@ def test_invalid_arguments_print_the_usage(folder: Path) -> None:
     assert "is not installed" in run("--prefix", folder / "nowhere", status=0, script="uninstall")
 
 
-def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: Path) -> None:
+def test_root_does_not_import_from_the_current_directory(prefix: Path, folder: Path) -> None:
     """The current directory may be /tmp, where any user can create a module."""
     here = folder / "here"
     here.mkdir()

@@ -273,7 +273,7 @@ def test_other_users_cannot_block_the_run(tmp_path: Path) -> None:
         assert lock.stat().st_mode & 0o777 == 0o600
 
 
-def test_criu_reads_no_configuration(tmp_path: Path) -> None:
+def test_criu_does_not_read_configuration_files(tmp_path: Path) -> None:
     """A configuration may name scripts, and sudo may keep the home directory of its user."""
     body = f"""echo "$@ ${{CRIU_CONFIG_FILE-none}}" >> {tmp_path}/trace
 case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""

@@ -73,7 +73,7 @@ def test_renamed_socket_keeps_its_name(crckpt: Crckpt, how: str) -> None:
         assert warnings == []
 
 
-def test_renamed_socket_takes_no_name_in_use(crckpt: Crckpt) -> None:
+def test_renamed_socket_does_not_take_a_name_in_use(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("kept_state", "renamed-socket")) as tree:
         (tree.workdir / "name").unlink()
         (tree.workdir / "name").write_text("another file")

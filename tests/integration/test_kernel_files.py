@@ -165,7 +165,7 @@ def test_root_keeps_its_kernel_files(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_file_taken_away_by_root_is_not_handed_over(crckpt: Crckpt) -> None:
+def test_file_replaced_by_root_is_not_handed_over(crckpt: Crckpt) -> None:
     """Root has replaced a key of the program's user by a new key of its own."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)

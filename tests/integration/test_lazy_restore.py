@@ -110,7 +110,7 @@ def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("adopted")
-def test_ended_children_use_no_resources(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_resources_of_ended_children_are_released(crckpt: Crckpt, tmp_path: Path) -> None:
     """The program may fork any number of children while its memory is filled."""
     with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
         (tmp_path / "go").touch()

@@ -267,7 +267,7 @@ def test_guard_avoids_the_pids_of_the_tree(hosts: Lan, move_id: str) -> None:
             assert another.guard not in taken
 
 
-def test_guard_holds_no_unrelated_resources(hosts: Lan, move_id: str, tmp_path: Path) -> None:
+def test_guard_does_not_hold_unrelated_resources(hosts: Lan, move_id: str, tmp_path: Path) -> None:
     """The guard has no directory, terminal or descriptor except its connection to us and one socket per address."""
     with (
         hosts.destination.entered(),

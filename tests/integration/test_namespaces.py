@@ -64,7 +64,7 @@ def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
         _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
 
 
-def test_unprivileged_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
+def test_programs_of_an_unprivileged_user_are_not_run_with_our_rights(crckpt: Crckpt) -> None:
     """The user has mounts of its own, with a program in the place of our CRIU."""
     apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", HIDES_CRIU, TRAP)
     case = Case("mounts", (*AS_NOBODY, *apart, *COUNTER), user=NOBODY)

@@ -23,7 +23,7 @@ KINDS: Final = ("file", "directory", "working-directory", "socket")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_symlink_of_a_user_leads_to_no_file_of_root(crckpt: Crckpt, kind: str) -> None:
+def test_symlink_of_a_user_to_a_file_of_root_is_not_followed(crckpt: Crckpt, kind: str) -> None:
     """The link affects files to read, write, remove or own. Nothing is restored."""
     argv = (*AS_NOBODY, PYTHON, "{workdir}/programs/planted.py", "{workdir}", kind)
     with stopped(crckpt, Case(kind, argv, user=NOBODY)) as tree, _thing_of_roots(kind, tree) as before:

@@ -48,7 +48,7 @@ def test_renamed_files_in_a_shared_directory_are_restored(crckpt: Crckpt, place:
         assert sorted(path.name for path in place.rglob("*")) == [f"file-{tree.pid}", "inner"]
 
 
-def test_two_checkpoints_share_no_link(crckpt: Crckpt, place: Path) -> None:
+def test_two_checkpoints_have_different_links(crckpt: Crckpt, place: Path) -> None:
     """The second program opens and removes a file of the same name once the first has been stopped."""
     with started(other_names(place, "inner")) as one:
         crckpt.run("dump", str(one.pid), "one", "--stop")

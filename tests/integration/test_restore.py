@@ -201,7 +201,7 @@ def test_socket_as_output_is_refused(crckpt: Crckpt) -> None:
 
 @contextmanager
 def _talker(crckpt: Crckpt) -> Iterator[tuple[int, Path]]:
-    """A program that wrote into a pipe of ours, checkpointed and ended: its PID, and where it says how it goes."""
+    """The PID of an ended program from a checkpoint that wrote into our pipe, and the directory of its reports."""
     with open_workdir() as workdir:
         argv = [PYTHON, str(PROGRAMS / "talker.py"), str(workdir)]
         null = subprocess.DEVNULL

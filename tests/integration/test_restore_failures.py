@@ -211,7 +211,7 @@ def test_or_older_is_suggested_only_if_there_is_one(crckpt: Crckpt) -> None:
             assert "REF" not in error
 
 
-def test_or_older_does_not_apply_to_taken_pids(crckpt: Crckpt) -> None:
+def test_or_older_does_not_apply_to_pids_in_use(crckpt: Crckpt) -> None:
     """The newest checkpoint is intact: PIDs in use are no reason to restore an older one."""
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")

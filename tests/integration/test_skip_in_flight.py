@@ -53,7 +53,7 @@ def test_pending_client_is_reset_and_later_ones_are_served(
     _served(server)
 
 
-def test_running_tree_loses_no_client(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+def test_running_tree_keeps_its_pending_client(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
     """Only the checkpoint lacks the client."""
     assert client.send(b"hello") == 5
     crckpt.run("dump", str(server.pid), JOB, "--skip-in-flight")

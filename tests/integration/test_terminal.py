@@ -255,9 +255,7 @@ def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job
 
 
 @pytest.mark.parametrize("stopped_job", ["bash -c '{}; true'"], indirect=True, ids=["child-of-job"])
-def test_foreign_process_group_is_no_problem_in_a_pid_namespace(
-    crckpt: Crckpt, stopped_job: int, workdir: Path
-) -> None:
+def test_foreign_process_group_is_accepted_in_a_pid_namespace(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """Otherwise CRIU fails: the group of the restoring process has no number inside."""
     before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB)

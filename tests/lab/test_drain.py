@@ -119,7 +119,7 @@ def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -
         assert "no program of a job in this store is running here" in nothing.out
 
 
-def test_programs_that_end_meanwhile_are_no_failure(lab: Namespaces) -> None:
+def test_programs_that_end_meanwhile_do_not_fail_the_drain(lab: Namespaces) -> None:
     """One program ends during its move, one before. The others move."""
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, _, _):

@@ -98,7 +98,7 @@ def test_kernel_denial_takes_precedence_over_criu_messages() -> None:
     assert finding.what == "SELinux denied connectto to top"
 
 
-def test_permissive_denial_is_no_cause() -> None:
+def test_permissive_denial_is_not_reported_as_the_cause() -> None:
     allowed = (
         'type=AVC msg=audit(1.1:1): avc:  denied  { mount } for  pid=1 comm="criu" tclass=filesystem permissive=1\n'
     )
@@ -112,7 +112,7 @@ def test_slow_gpu_is_not_a_thread_that_does_not_stop() -> None:
     assert key(timeout + slow) == "gpu-timeout"
 
 
-def test_long_line_of_proc_is_no_image_damage() -> None:
+def test_long_line_of_proc_is_not_reported_as_image_damage() -> None:
     long = "(00.01) Error (criu/bfd.c:199): bfd: The bfd buffer is too small \n"
     groups = "(00.01) Error (criu/proc_parse.c:1216): Error parsing proc status file\n"
     assert key(long) == "long-line"
@@ -136,6 +136,6 @@ def test_quoted_line_end_ends_a_path() -> None:
     assert explanation.finding.what.startswith("/dev/shm/x (fd 0)")
 
 
-def test_failed_cleanup_is_no_cause() -> None:
+def test_failed_cleanup_is_not_reported_as_the_cause() -> None:
     left = "(00.06) Error (criu/mount.c:3270): mnt: Can't remove the directory /tmp/.criu: Device or resource busy\n"
     assert key(left + "(00.07) Error (criu/cr-restore.c:2324): Restoring FAILED.\n") is None

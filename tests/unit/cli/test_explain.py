@@ -64,7 +64,7 @@ def test_unknown_failure_has_its_own_exit_code() -> None:
     assert (document["status"], document["error"]["code"], document["result"]["known"]) == ("error", 4, False)
 
 
-def test_input_that_is_no_log_is_refused() -> None:
+def test_input_that_is_not_a_log_is_refused() -> None:
     assert "stdin is empty\n" in explained("-", status=2)
     assert "stdin is not a CRIU log\n" in explained("-", stdin=os.urandom(100_000), status=2)
     assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"

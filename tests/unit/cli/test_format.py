@@ -94,7 +94,7 @@ def test_result_line_stays_one_line_without_control_characters(
     assert capsys.readouterr().out == f"--file-locks: a lock on /tmp/{sign}[2J\n\na{sign}b\n"
 
 
-def test_escaped_text_breaks_no_line_in_rich() -> None:
+def test_escaped_text_stays_on_one_line_in_rich() -> None:
     assert escape("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")
 
 

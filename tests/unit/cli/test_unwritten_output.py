@@ -28,7 +28,7 @@ def run_into(output: int, *words: str | Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",), ("--version",), ("gc",)])
-def test_closed_pipe_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
+def test_closed_pipe_does_not_fail_the_command(store: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:

@@ -15,6 +15,6 @@ def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Path:
-    """A memory of our own."""
+def cache_file(tmp_path: Path) -> Path:
+    """The path of a cache file that only this test uses."""
     return tmp_path / "cache/criu.json"

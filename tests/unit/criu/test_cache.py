@@ -36,26 +36,26 @@ def test_only_the_private_prefix_is_searched_without_other_sources(monkeypatch: 
 @pytest.mark.parametrize(
     "content", ["", "[]", "{", "5", '{"PATH": 5}', '{"PATH": []}', '{"PATH": "x"}', '{"PATH": {}}']
 )
-def test_damaged_cache_is_ignored(tmp_path: Path, memory: Path, content: str) -> None:
+def test_damaged_cache_is_ignored(tmp_path: Path, cache_file: Path, content: str) -> None:
     path = script(tmp_path / "criu", "")
-    memory.parent.mkdir()
-    memory.write_text(content.replace("PATH", str(path)))
-    assert recall(path, memory) is None
+    cache_file.parent.mkdir()
+    cache_file.write_text(content.replace("PATH", str(path)))
+    assert recall(path, cache_file) is None
 
 
 def test_cache_of_another_file_is_not_used(tmp_path: Path) -> None:
-    memory, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
+    cache_file, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
     criu.write_bytes(b"")
     facts = CriuFacts("4.2", "0" * 64, locks_by_nftables=True)
-    remember(criu, facts, memory)
-    assert recall(criu, memory) == facts
-    for path in (memory.parent, memory.parent.parent):
+    remember(criu, facts, cache_file)
+    assert recall(criu, cache_file) == facts
+    for path in (cache_file.parent, cache_file.parent.parent):
         assert path.stat().st_mode & 0o777 == 0o700
-    memory.chmod(0o666)
-    assert recall(criu, memory) is None
+    cache_file.chmod(0o666)
+    assert recall(criu, cache_file) is None
     # It is replaced, not taken over.
-    memory.write_text(json.dumps({str(tmp_path): {"version": "evil"}}))
-    remember(criu, facts, memory)
-    assert recall(criu, memory) == facts
-    assert "evil" not in memory.read_text()
-    assert memory.stat().st_mode & 0o777 == 0o600
+    cache_file.write_text(json.dumps({str(tmp_path): {"version": "evil"}}))
+    remember(criu, facts, cache_file)
+    assert recall(criu, cache_file) == facts
+    assert "evil" not in cache_file.read_text()
+    assert cache_file.stat().st_mode & 0o777 == 0o600

@@ -153,7 +153,7 @@ def test_first_known_cause_counts() -> None:
         "",
     ],
 )
-def test_lines_of_successful_logs_are_no_cause(text: str) -> None:
+def test_lines_of_successful_logs_have_no_cause(text: str) -> None:
     explanation = explain(text)
     assert (explanation.finding, explanation.lines) == (None, ())
 

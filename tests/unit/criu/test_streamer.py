@@ -175,7 +175,7 @@ def test_criu_may_end_during_a_request(tmp_path: Path, received: int) -> None:
     streamer.check()
 
 
-def test_criu_may_never_come(tmp_path: Path) -> None:
+def test_streamer_ends_if_criu_never_connects(tmp_path: Path) -> None:
     with serving(tmp_path):
         pass
 

@@ -115,7 +115,7 @@ def is_dropped(peer: Channel) -> bool:
     return False
 
 
-def test_many_silent_peers_lock_nobody_out(place: Path) -> None:
+def test_many_silent_peers_do_not_lock_others_out(place: Path) -> None:
     with ExitStack() as stack:
         for _ in range(3 * MOST_PEERS):
             stack.enter_context(connected(place))
@@ -178,7 +178,7 @@ def test_silent_ended_and_older_helpers_raise_different_errors() -> None:
             ours.receive(Answer, PATIENCE_S)
 
 
-def test_peer_pid_comes_from_the_kernel() -> None:
+def test_peer_pid_is_read_from_the_kernel() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
         assert is_trusted(ours)

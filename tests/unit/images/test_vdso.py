@@ -97,7 +97,7 @@ def test_chain_without_end_is_refused() -> None:
     assert not is_sound(changed((begin, "<I", 0)))
 
 
-def test_what_is_no_vdso_is_refused() -> None:
+def test_content_that_is_not_a_vdso_is_refused() -> None:
     assert not any(map(is_sound, (b"", bytes(len(VDSO)), VDSO[:100], VDSO[:1024], b"\x7fELF\x03" + VDSO[5:])))
 
 

@@ -33,7 +33,7 @@ def test_blockers_of_every_checkpoint_come_first() -> None:
     assert diagnosis(fact("tun")).able
 
 
-def test_unused_features_are_no_problem() -> None:
+def test_missing_unused_features_are_not_problems() -> None:
     found = diagnosis(fact("lock_iptables"), fact("ssh"), fact("lazy_pages", "limited"), fact("tun"))
     assert keys(found.problems) == ["tun"]
     assert keys(found.shown) == ["lock_iptables", "ssh", "lazy_pages", "tun"]

@@ -133,7 +133,7 @@ def test_process_that_its_user_may_not_trace_loses_its_open_proc_mem() -> None:
     assert not judge(KernelFile(PROC, f"/proc/{OWN}/mem", os.O_RDWR, stat.S_IFREG | 0o600))
 
 
-def test_only_root_that_no_user_started_keeps_everything() -> None:
+def test_only_root_that_was_not_started_by_a_user_keeps_every_kernel_file() -> None:
     parents = {OWN: CHILD, CHILD: OUTSIDE}
     assert make_judge(OWN, {OWN: ROOT, CHILD: ROOT}, (), range(3), parents) is None
     for tree in ({OWN: BY_USER}, {OWN: ROOT, CHILD: USER}):

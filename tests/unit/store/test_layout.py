@@ -23,7 +23,7 @@ def test_store_has_the_documented_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [checkpoint_directory, fingerprints_name, manifest_name, pack_name])
 @pytest.mark.parametrize("wrong", ["", "..", "../" * 21 + "x", "a" * 63, "A" * 64, "a" * 64 + "\n", "٣" * 64])
-def test_invalid_digest_becomes_no_name(name: Callable[[str], str], wrong: str) -> None:
+def test_invalid_digest_does_not_become_a_file_name(name: Callable[[str], str], wrong: str) -> None:
     """The digest may come from a forged manifest."""
     with pytest.raises(IntegrityError):
         name(wrong)

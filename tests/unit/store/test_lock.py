@@ -92,7 +92,7 @@ def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
             waiting.communicate(b"x")
 
 
-def test_dead_processes_hold_no_lock(tmp_path: Path) -> None:
+def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, "exclusive") as other:
         other.send_signal(signal.SIGKILL)

@@ -134,7 +134,7 @@ def test_listing_is_in_the_order_of_commits(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
-def test_lost_tag_hides_no_other(repository: Repository, number: int) -> None:
+def test_lost_tag_does_not_hide_other_tags(repository: Repository, number: int) -> None:
     class Losing(Backend):
         def read(self, name: str, most: int) -> bytes:
             if name.endswith("/a"):

@@ -45,7 +45,7 @@ def test_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> None:
             program.communicate()
 
 
-def test_killed_guard_is_no_failure(tmp_path: Path) -> None:
+def test_killed_guard_does_not_fail_the_move(tmp_path: Path) -> None:
     process = proc.read_process(1)
     assert process is not None
     with guarded_addresses((), MOVE) as guard:

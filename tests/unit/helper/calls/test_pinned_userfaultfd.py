@@ -80,7 +80,7 @@ def has_context(pid: int) -> bool:
     return "[aio]" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_process_waits_and_finds_no_zero_pages() -> None:
+def test_process_waits_for_missing_pages_instead_of_reading_zeros() -> None:
     with running(PYTHON, "-c", READER) as process:
         address = int(read(process))
         descriptors = list_descriptors(process.pid)

@@ -34,7 +34,7 @@ def test_full_log_is_rotated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["directory", "other terminal", "none"])
-def test_output_goes_on_if_no_new_file_can_be_begun(tmp_path: Path, obstacle: str) -> None:
+def test_output_is_appended_to_the_full_file_if_no_new_one_can_be_created(tmp_path: Path, obstacle: str) -> None:
     """The old file gets the output until a new one can be created. No descriptor is lost."""
     log = OutputLog("job", tmp_path)
     log.most_bytes = 10

@@ -48,7 +48,7 @@ def test_end_just_before_the_commit_ends_the_holder(holder: StartedHelper) -> No
     wait_for(holder.has_ended, "the holder to end")
 
 
-def test_holder_keeps_the_end_of_no_orphan(holder: StartedHelper, tmp_path: Path) -> None:
+def test_exit_status_of_an_orphan_is_not_kept(holder: StartedHelper, tmp_path: Path) -> None:
     """A program that makes orphans would fill the memory of the holder, and of a crckpt in the foreground."""
     orphans = "for i in 1 2 3 4 5; do (sleep 0.1 &); done; sleep 1; exit 7"
     pid, _ = _start(holder, f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; {orphans}")

@@ -55,6 +55,6 @@ def test_terminal_gets_an_ioctl(monkeypatch: pytest.MonkeyPatch) -> None:
         os.close(slave)
 
 
-def test_other_file_is_not_made_exclusive(tmp_path: Path) -> None:
+def test_file_that_is_not_a_terminal_is_not_made_exclusive(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="ioctl"):
         restore_descriptor(file.fileno(), os.getpid(), DescriptorRecord(1, file.fileno(), is_exclusive=True))

@@ -88,7 +88,7 @@ def test_comparison_process_opens_nothing_outside_of_a_jail(words: tuple[str, ..
 
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_taken_comparison_process_makes_no_system_call() -> None:
+def test_hijacked_comparison_process_makes_no_system_call() -> None:
     """Another process of the same user makes the comparison process call getpid(2), by code of its own."""
     ends: list[int] = []
 

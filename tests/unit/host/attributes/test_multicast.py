@@ -130,7 +130,7 @@ def groups_of_others(count: int) -> Iterator[None]:
         yield
 
 
-def test_groups_of_others_cost_nothing_where_the_own_are_known(held: socket.socket) -> None:
+def test_groups_of_others_are_not_searched_where_the_own_are_known(held: socket.socket) -> None:
     """A frozen program must not wait for as long as other users like."""
     own = (Membership("lo", GROUP), Membership("lo", OTHER_GROUP))
     assert list(join(held, own)) == []

@@ -77,7 +77,7 @@ def test_unix_socket_gets_its_maker_again() -> None:
 
 @as_root
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_NETLINK])
-def test_socket_that_root_has_made_for_a_user_is_a_loss(family: int) -> None:
+def test_socket_created_by_root_for_a_user_is_reported_as_lost(family: int) -> None:
     """Rules for packets, and netlink, go by who has opened the file."""
     with socket.socket(family, socket.SOCK_DGRAM) as held:
         protocol = 17 if family == socket.AF_INET else 0
@@ -88,7 +88,7 @@ def test_socket_that_root_has_made_for_a_user_is_a_loss(family: int) -> None:
 
 @as_root
 @pytest.mark.parametrize(("peer", "protects"), [(USER, [True]), ((1234, 0), [True]), ((0, 0), [])])
-def test_peer_that_seems_to_be_root_is_a_loss(peer: tuple[int, int], protects: list[bool]) -> None:
+def test_peer_that_seems_to_be_root_is_reported_as_lost(peer: tuple[int, int], protects: list[bool]) -> None:
     one, other = socket.socketpair()
     with one, other:
         lost = list(restore_socket(one.fileno(), _record(one, protocol=0, maker=(0, 0), owner=peer)))

@@ -106,7 +106,7 @@ def test_existing_lock_keeps_its_mode(tmp_path: Path) -> None:
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o644
 
 
-def test_directory_must_be_ours_and_no_link(tmp_path: Path) -> None:
+def test_directory_must_be_ours_and_not_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", NOBODY, NOBODY)
@@ -120,7 +120,7 @@ def test_directory_must_be_ours_and_no_link(tmp_path: Path) -> None:
             open_directory(tmp_path / name)
 
 
-def test_removal_follows_no_link(tmp_path: Path) -> None:
+def test_removal_does_not_follow_links(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.mkdir()
     (canary / "file").write_text("whole")

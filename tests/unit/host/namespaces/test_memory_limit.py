@@ -99,7 +99,7 @@ def test_limit_is_none_where_cgroups_are_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_groups_removed_concurrently_are_no_error(group: memory_limit.MemoryGroup) -> None:
+def test_groups_removed_concurrently_are_ignored(group: memory_limit.MemoryGroup) -> None:
     going, left, is_over = group.path / "going/below", group.path / "crckpt-rehearsal-left", threading.Event()
 
     def come_and_go() -> None:

@@ -71,7 +71,7 @@ def test_ended_process_makes_no_progress() -> None:
     assert not waits_for_a_program([gone])
 
 
-def test_process_waiting_for_input_waits_for_no_disk(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_waiting_for_input_does_not_count_as_waiting_for_a_disk(waiting: subprocess.Popen[bytes]) -> None:
     assert not waits_for_a_disk([waiting.pid, os.getpid()])
     assert not waits_for_a_program([waiting.pid])
 

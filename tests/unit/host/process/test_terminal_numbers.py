@@ -54,7 +54,7 @@ def test_used_numbers_are_found() -> None:
         assert read_used_numbers() >= set(numbers)
 
 
-def test_high_number_comes_within_reach(far: int) -> None:
+def test_terminals_are_held_until_criu_can_reach_a_high_number(far: int) -> None:
     assert count_opened_until(far) == 0
     with lower_numbers_held(frozenset({far})):
         # No more are held than must be: other programs need terminals, too, and may open some meanwhile.

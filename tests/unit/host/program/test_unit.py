@@ -94,7 +94,7 @@ def test_invalid_unit_names_are_ignored(slice_: Path, shell: subprocess.Popen[st
     assert find_service(shell.pid) == ""
 
 
-def test_scope_in_a_service_is_no_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_scope_in_a_service_is_not_a_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     """A terminal in a user's session: user@1000.service/app-terminal-1.scope."""
     manager = slice_ / "user@1000.service"
     manager.mkdir()

@@ -156,7 +156,7 @@ def test_pidfile_of_the_processes_user_is_accepted(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_forged_restore_process_leads_to_no_tree_of_others(sleepers: tuple[int, int]) -> None:
+def test_forged_restore_process_does_not_lead_to_a_tree_of_others(sleepers: tuple[int, int]) -> None:
     """Any parent of a restored tree may have that command line, such as one that has adopted the tree."""
     code = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
     words = ["python3", "-c", code, "/usr/bin/crckpt", "restore"]
@@ -182,7 +182,7 @@ def record(root: int, helpers: Iterable[int]) -> None:
     )
 
 
-def test_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_pidfile_of_a_user_does_not_lead_to_a_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     """The file names a process of a user that claims to wait for a tree of root."""
     user = pwd.getpwnam("www-data")
     pidfile = tmp_path / "pidfile"

@@ -91,7 +91,7 @@ def test_write_since_the_check_is_found(
         "gone = open(path + '.1', 'wb'); os.unlink(path + '.1')",
     ],
 )
-def test_unchanged_content_is_no_change(target: StatementRunner, there: Path, data: Path, change: str) -> None:
+def test_rewritten_equal_content_is_not_a_change(target: StatementRunner, there: Path, data: Path, change: str) -> None:
     open_in(target, data)
     found = compared(target, there)
     target.do(f"import os; {change}")

@@ -138,7 +138,7 @@ def test_move_findings_do_not_mention_restore(key: str) -> None:
         *("tcp-keys", "untested-kind"),
     ],
 )
-def test_dump_finding_names_no_option_that_a_move_lacks(key: str) -> None:
+def test_finding_of_a_move_does_not_suggest_options_of_dump(key: str) -> None:
     """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
     found = cause(key).finding(fd=3, pid=7).word_for("move")
     assert found.key == key

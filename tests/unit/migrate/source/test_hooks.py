@@ -48,7 +48,7 @@ def test_hook_gets_the_environment_of_the_move(
     assert not (tmp_path / "other").exists()
 
 
-def test_missing_hook_is_no_failure() -> None:
+def test_missing_hook_is_skipped() -> None:
     run_hook(request(), MOVE, "before-freeze")
     assert run_late_hook(request(before_freeze="false"), MOVE, "commit") is None
 

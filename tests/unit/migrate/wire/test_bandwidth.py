@@ -51,7 +51,7 @@ def test_processes_share_a_bandwidth() -> None:
         assert other - one >= 4096 / SPEED - 1e-6
 
 
-def test_idle_time_is_not_made_up_for() -> None:
+def test_unused_bandwidth_of_idle_time_is_lost() -> None:
     with shared_clock() as clock:
         for bandwidth in (Bandwidth(SPEED), Bandwidth(SPEED, clock)):
             first = bandwidth.reserve(SPEED)

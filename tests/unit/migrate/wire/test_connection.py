@@ -239,7 +239,7 @@ except Interrupted as interrupted:
 
 
 @pytest.mark.parametrize("waits", ["side.receive(Stored)", "while True: side.send_data(0, bytes(side.data_bytes))"])
-def test_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> None:
+def test_interruption_is_raised_and_leaves_no_half_frame(waits: str) -> None:
     program = INTERRUPTED.replace("@WAITS@", waits)
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
         assert peer.stdin is not None

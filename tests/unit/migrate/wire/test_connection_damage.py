@@ -213,7 +213,7 @@ def test_unencodable_message_ends_the_connection(conversation: Conversation, con
     assert isinstance(error, ConnectionLost)
 
 
-def test_false_sizes_take_no_memory(conversation: Conversation) -> None:
+def test_false_sizes_do_not_allocate_memory(conversation: Conversation) -> None:
     """Lengths and counts that declare gigabytes, each in its own connection."""
     lies = (
         b"\xff\xff\xff\xff\x01\x00\x00\x00\x00\x00\x00",

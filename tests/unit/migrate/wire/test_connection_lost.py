@@ -148,7 +148,7 @@ def test_closed_reader_is_noticed() -> None:
             source.receive(Hello)
 
 
-def test_reason_of_the_end_comes_from_the_launcher() -> None:
+def test_launcher_gives_the_reason_of_the_end() -> None:
     (to_nobody, outgoing), (incoming, from_nobody) = os.pipe(), os.pipe()
     os.close(from_nobody)
     reason = RemoteError("ssh says: no route to host")

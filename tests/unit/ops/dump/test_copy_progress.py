@@ -38,7 +38,7 @@ def test_no_thread_runs_without_a_progress_reader(tmp_path: Path) -> None:
         assert threading.active_count() == before
 
 
-def test_missing_directory_is_no_failure(tmp_path: Path) -> None:
+def test_missing_directory_is_ignored(tmp_path: Path) -> None:
     seen: list[int] = []
     twice = threading.Event()
 

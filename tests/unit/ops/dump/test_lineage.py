@@ -103,7 +103,7 @@ def test_missing_base_makes_the_dump_full(root: proc.Process, repository: Reposi
     assert OTHER_ID[:12] in summary.why_full
 
 
-def test_reason_comes_from_the_tracker(root: proc.Process, repository: Repository, keeper: Keeper) -> None:
+def test_tracker_gives_the_reason_for_a_full_dump(root: proc.Process, repository: Repository, keeper: Keeper) -> None:
     assert prediction(root, repository, replace(keeper, why_full="it was replaced")).why_full == "it was replaced"
 
 

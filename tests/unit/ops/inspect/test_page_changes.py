@@ -119,7 +119,7 @@ def test_every_changed_page_is_counted(stored: tuple[Repository, Checkpoint, Che
     assert 0 < read <= 2 * total.changed
 
 
-def test_equal_pages_in_different_packs_are_no_change(
+def test_equal_pages_in_different_packs_do_not_count_as_changed(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, after, apart = stored

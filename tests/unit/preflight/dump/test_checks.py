@@ -36,7 +36,7 @@ def test_every_finding_is_complete() -> None:
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 
 
-def test_passing_state_is_no_blocker() -> None:
+def test_passing_state_is_not_a_blocker() -> None:
     """A connection may be pending at the first look and accepted before the second."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
     first = Transient(queue, message, pair, frozenset({100}))

@@ -92,5 +92,5 @@ def test_other_files_need_no_ghost_limit(other: Descriptor) -> None:
 
 
 @pytest.mark.parametrize("name", ["/memfd:x (deleted)", "/dev/zero (deleted)", "/SYSV00000000 (deleted)"])
-def test_shared_memory_is_no_ghost_file(name: str) -> None:
+def test_shared_memory_does_not_count_as_a_ghost_file(name: str) -> None:
     assert plan(replace(TWO_PROCESSES, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == DumpOptions()

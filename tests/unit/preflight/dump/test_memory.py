@@ -9,5 +9,5 @@ from observations import PLAIN
 from crckpt.host.proc.maps import UnsavableMap
 
 
-def test_sealed_memory_is_no_blocker() -> None:
+def test_sealed_memory_is_not_a_blocker() -> None:
     assert blocker_keys(replace(PLAIN, unsavable_maps=(UnsavableMap(100, 0x1000, "", "sealed"),))) == []

@@ -63,7 +63,7 @@ def test_sessions_from_outside_the_pid_namespace_are_blockers(sids: tuple[int, .
     assert found.what == "the session leader of process 101 is outside its PID namespace"
 
 
-def test_session_of_the_root_from_outside_is_no_blocker_if_crckpt_enters_mounts() -> None:
+def test_outside_session_of_the_root_is_accepted_if_crckpt_enters_mounts() -> None:
     """crckpt's library names such a session to CRIU, but not that of a zombie."""
     inside = {"ns_pids": (100, 5), "ns_sids": (500, 0)}
     root = replace(in_namespaces(ROOT, pid=99, mnt=98), **inside)

@@ -129,7 +129,7 @@ def test_grown_files_depend_on_the_option(
     assert "?" not in str(finding)
 
 
-def test_recreatable_files_are_no_blockers(planned: PlannedRestore, host: HostState) -> None:
+def test_recreatable_files_are_not_blockers(planned: PlannedRestore, host: HostState) -> None:
     """An empty log and a directory can be created again, with their owner and mode."""
     planned = replace(planned, owners={LOG: (33,), RUN: (0,)})
     for path, key, mode, command in (
@@ -354,7 +354,7 @@ def test_upgraded_package_is_named(
     )
 
 
-def test_change_after_a_package_upgrade_is_no_upgrade(planned: PlannedRestore, host: HostState) -> None:
+def test_change_after_a_package_upgrade_is_not_attributed_to_it(planned: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     older = replace(UPGRADED, since=CREATED - timedelta(days=1))
     blocker = only_blocker(

@@ -58,7 +58,7 @@ def test_restore_lock_is_neither_a_store_lock_nor_a_leftover(tmp_path: Path) -> 
         assert repository.backend.find_leftovers() == []
 
 
-def test_lock_file_of_a_killed_process_blocks_nobody(tmp_path: Path) -> None:
+def test_lock_file_of_a_killed_process_does_not_block_others(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     (repository.root / "locks/restore-job").write_text("1")
     with repository.restoring(JOB, 0):

@@ -114,7 +114,9 @@ def test_page_map_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     assert damage.kind == "index"
 
 
-def test_interruption_is_no_damage(whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_is_not_reported_as_damage(
+    whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`verify` would report the interruption as damage, and `verify --repair` would try to repair it."""
     repository, checkpoint = whole
 

@@ -191,7 +191,7 @@ def test_unsuitable_other_store_is_refused(stores: tuple[Repository, Repository]
     here=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
     there=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
 )
-def test_repair_makes_nothing_worse(
+def test_repair_does_not_add_damage(
     stores: tuple[Repository, Repository], here: list[float], there: list[float]
 ) -> None:
     repository, copy = stores

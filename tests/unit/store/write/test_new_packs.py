@@ -65,7 +65,7 @@ def test_no_pages_make_no_pack(tmp_path: Path, pool: Executor) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pages_that_fill_a_pack_start_no_other(tmp_path: Path, pool: Executor) -> None:
+def test_pages_that_fill_a_pack_exactly_do_not_start_another(tmp_path: Path, pool: Executor) -> None:
     with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         add(packs, some_pages(LIMIT))
         (finished,) = packs.finish()
