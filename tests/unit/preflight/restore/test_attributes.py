@@ -110,8 +110,8 @@ def test_waiting_client_that_another_user_may_have_connected_is_reported(
     assert any("is a socket of user 1234; after a restore" in each for each in found) == is_lost
 
 
-def test_processes_that_share_no_session_keyring(tree: ImageTree) -> None:
-    """Only those with the rights of their parent share its keyring, whatever the record says."""
+def test_processes_with_other_rights_than_their_parent_do_not_share_its_session_keyring(tree: ImageTree) -> None:
+    """The record of a checkpoint does not change that."""
     root, rights, memory = tree.root, tree.root.core.rights, tree.root.memory
     assert rights is not None
     assert memory is not None
@@ -138,7 +138,7 @@ def test_processes_that_share_no_session_keyring(tree: ImageTree) -> None:
 
 
 def test_session_keyring_is_shared_only_with_its_only_user(tree: ImageTree) -> None:
-    """The keyring of its only user, or the one that it had. Without a keyring of ours nothing is handed on."""
+    """A tree may also have our keyring if it had it at the dump. Without a keyring of ours nothing is shared."""
     who = tree.root.core.credentials
     assert who is not None
     thread = tree.root.threads[0]
