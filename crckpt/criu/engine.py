@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from crckpt.criu.hold import PATIENCE_S, GaveUp, Hold, InHold
 from crckpt.errors import DumpFailed
+from crckpt.host import proc
 from crckpt.host.disk import fuse
 from crckpt.host.disk.log_excerpt import read_file_ends
+from crckpt.host.proc.status import read_stat
 from crckpt.host.process import run
 from crckpt.host.process.orphans import continue_with_descendants, end_with_descendants
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_program
@@ -31,12 +33,16 @@ from crckpt.host.process.signals import (
     interrupts_deferred,
     stops_deferred,
 )
+from crckpt.host.steps import limit
 from crckpt.model import RunId
 
 # Seconds since CRIU was started, in its log.
 _FROZEN = re.compile(r"^\((\d+\.\d+)\) Seized task ", re.MULTILINE)
 _LINE = re.compile(r"^\((\d+\.\d+)\) ", re.MULTILINE)
 _LOOK_S = 1.0
+BUSY_S: Final = limit("CRCKPT_BUSY_S", 600)
+"""Seconds that the CRIU of a dump may work, and one more for each _LEAST_SPEED bytes of memory."""
+_LEAST_SPEED: Final = 4 << 20
 _KILLED_WITHIN_S = 3
 _ABORTS = 3
 
@@ -44,8 +50,8 @@ _ABORTS = 3
 class CriuResult(Struct, frozen=True):
     """The end of a run of CRIU. `status` is its exit status or minus a signal; times are monotonic, in seconds.
 
-    If it `hung`, crckpt ended it. `waited_for` are mount points of file systems that did not answer, which crckpt
-    disconnected.
+    If it `hung`, or worked for too long (`is_late`), crckpt ended it. `waited_for` are mount points of file systems
+    that did not answer, which crckpt disconnected.
     """
 
     argv: tuple[str, ...]
@@ -55,6 +61,7 @@ class CriuResult(Struct, frozen=True):
     ended: float
     hung: bool = False
     waited_for: tuple[str, ...] = ()
+    is_late: bool = False
 
     @property
     def ok(self) -> bool:
@@ -75,20 +82,23 @@ class Aside(Protocol):
 class DumpLimit:
     """The end of a dump whose CRIU, process `pid`, makes no progress: first of what it awaits, then of CRIU itself.
 
-    The kernel then frees the tree, below `root`.
+    The kernel then frees the tree, below `root`. A CRIU that works, but for much longer than a tree of that size needs,
+    is ended, too: a program can give it work that grows with the square of what it has.
 
     `waited_for` are mount points of FUSE file systems that did not answer and were disconnected. `is_killed`: CRIU was
-    killed. `is_lost`: it cannot even be killed.
+    killed, `is_late`: after too much work. `is_lost`: it cannot even be killed.
     """
 
     def __init__(self, pid: int, root: int, log: Path) -> None:
         self.waited_for: tuple[str, ...] = ()
-        self.is_killed = self.is_lost = False
+        self.is_killed = self.is_lost = self.is_late = False
         self._pid = pid
         self._root = root
         self._log = log
         self._quiet = self._aborts = 0
         self._signs: object = None
+        # Seconds in which CRIU worked, and its CPU time. In a hold it waits: that has limits of its own.
+        self._busy_s = self._used = 0
 
     def look(self, *, is_to_end: bool) -> None:
         """Act if there is no progress. Call it every second; `is_to_end` after an interruption or a failure."""
@@ -97,6 +107,12 @@ class DumpLimit:
         # Once CRIU is killed the tree runs on, and its signs do not count.
         self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
         self._signs = signs
+        self._count_work(criu)
+        if self.is_late and not self.is_killed:
+            self.is_killed = True
+            self._quiet = 0
+            end_with_descendants(self._pid)
+            return
         if self._quiet <= (_KILLED_WITHIN_S if self.is_killed else PATIENCE_S if is_to_end else QUIET_S):
             return
         self._quiet = 0
@@ -112,6 +128,19 @@ class DumpLimit:
             return
         self.is_killed = True
         end_with_descendants(self._pid)
+
+    def _count_work(self, criu: tuple[int, ...]) -> None:
+        before, self._used = self._used, sum(map(_read_ticks, criu))
+        self._busy_s += self._used > before
+        # The memory is read last: it takes the kernel long.
+        if self._busy_s > BUSY_S and not self.is_late:
+            self.is_late = self._busy_s > BUSY_S + proc.memory(*fuse.tree_pids(self._root)) / _LEAST_SPEED
+
+
+def _read_ticks(pid: int) -> int:
+    with suppress(OSError):
+        return read_stat(pid).cpu_ticks
+    return 0
 
 
 class CriuRun:
@@ -175,8 +204,9 @@ class CriuRun:
         while not self._child.ends_within(_LOOK_S):
             self._look_after(progress)
         status = self._child.wait()
-        hung, waited_for = self._hung or self._dump_limit.is_killed, self._dump_limit.waited_for
-        return CriuResult(self._argv, status, read_log(self._log), self.started, time.monotonic(), hung, waited_for)
+        late, hung = self._dump_limit.is_late, self._hung or self._dump_limit.is_killed
+        log, waited_for = read_log(self._log), self._dump_limit.waited_for
+        return CriuResult(self._argv, status, log, self.started, time.monotonic(), hung, waited_for, late)
 
     def _look_after(self, progress: Progress) -> None:
         """Limit its waits. If CRIU hangs and cannot be killed, raises the hold's failure, Interrupted or DumpFailed."""

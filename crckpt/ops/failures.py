@@ -182,7 +182,10 @@ def criu_failure(
         said_lines = len(explanation.lines) if finding.says_all else 0
         return kind(message, state=state, hint=finding.remedy, causes=explanation.lines, causes_said=said_lines)
     hint, said_lines = "check this host: crckpt doctor", 0
-    if result.hung:
+    if result.is_late:
+        said = "CRIU worked for much longer than a program of this size needs, and crckpt ended it"
+        hint = "see what the program has very much of: descriptors, files watched by an epoll, maps, sockets"
+    elif result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = f"{hint}; if a process of the tree was killed during that time, try again"
     elif explanation.lines and result.status >= 0:

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 from small_programs import WAITS, program
+from trees import wait_for
 
+from crckpt.criu import engine
 from crckpt.criu.engine import DumpLimit
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.host import proc
+from crckpt.host.proc.status import read_stat
 
 FAMILY = f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}"
 
@@ -57,3 +60,28 @@ def test_criu_with_a_growing_log_is_left_alone(criu: subprocess.Popen[bytes], ro
             limit.look(is_to_end=True)
     assert not limit.is_killed
     assert criu.poll() is None
+
+
+def test_criu_that_works_for_much_longer_than_needed_is_killed(
+    root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program can give CRIU work that grows with the square of what it has. Its log grows all the time."""
+    monkeypatch.setattr(engine, "BUSY_S", 5)
+    monkeypatch.setattr(engine, "_LEAST_SPEED", 1 << 30)
+    with program("print(flush=True)\nwhile True: pass") as criu, (tmp_path / "log").open("w") as log:
+        limit = DumpLimit(criu.pid, root, tmp_path / "log")
+        for number in range(100):
+            print(number, file=log, flush=True)
+            limit.look(is_to_end=False)
+            if limit.is_killed:
+                break
+            _work_a_moment(criu.pid)
+        assert 5 <= number <= 7
+        assert limit.is_late
+        assert criu.wait(60) == -signal.SIGKILL
+    assert proc.read_process(root) is not None, "the tree runs on"
+
+
+def _work_a_moment(pid: int) -> None:
+    before = read_stat(pid).cpu_ticks
+    wait_for(lambda: read_stat(pid).cpu_ticks > before, 20, "the program to work")

@@ -72,6 +72,7 @@ def test_silent_criu_is_described_by_its_exit() -> None:
     )
     assert "CRIU ended with signal 9" in failed(status=-9).message
     assert "CRIU made no progress for 30 s, and crckpt ended it" in failed(status=-9, hung=True).message
+    assert "worked for much longer than" in failed(status=-9, hung=True, is_late=True).message
     silent = failed(status=1, waited_for=("/mnt/a b",))
     assert "the file system on /mnt/a b did not answer" in silent.message
     assert "fusermount3 -u '/mnt/a b'" in silent.hint
