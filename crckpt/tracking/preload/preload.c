@@ -9,6 +9,7 @@
  *   vdso.c      the vDSO is always dumped in full
  *   smaps.c     the flags of maps, without a look at every page
  *   restart.c   keeps system calls from being interrupted
+ *   filtered.c  filters of system calls hold while CRIU's code is in a process (thread_calls.c)
  *   enter.c     CRIU enters the mounts of a tree that has its own
  *   links.c     links to removed files: through no symlink, and by names of their own (names.c)
  *   sessions.c  a session that is led from outside the PID namespace of the tree gets a number
@@ -36,6 +37,7 @@
  * Sources: linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #include "dump_library.h"
+#include "filtered.h"
 
 /* With musl this is another name of the same function; CRIU may use either. */
 #undef pread64
@@ -115,8 +117,12 @@ int open_file(int directory, const char *path, int flags, mode_t mode)
     prepare_once();
     if (open_inside(directory, path, flags, &inside))
         return inside;
-    if (!is_tracking())
-        return syscall(SYS_openat, directory, path, flags, mode);
+    if (!is_tracking() || starts_with(last, "mm-")) {
+        int opened = syscall(SYS_openat, directory, path, flags, mode);
+        if (flags & O_CREAT)
+            note_image(opened, last);
+        return opened;
+    }
     if (starts_with(last, "criu.kdat") && !tracker_is("soft-dirty")) {
         errno = flags & O_CREAT ? EEXIST : ENOENT;
         return -1;
@@ -203,5 +209,6 @@ VISIBLE int close(int number)
 {
     forget_file(number);
     forget_moved(number);
+    correct_image(number);
     return syscall(SYS_close, number);
 }

@@ -26,6 +26,7 @@
 #ifdef __x86_64__
 #include "calls.h"
 #include "dump_library.h"
+#include "filtered.h"
 
 #include <elf.h>
 #include <linux/ptrace.h>
@@ -53,6 +54,7 @@ struct thread {
     int is_kept;
     struct call found;
     long told, put_back;
+    struct filtered filtered;
 };
 static struct bytes threads;
 static int first_thread[1 << 12];
@@ -72,6 +74,15 @@ static struct thread *find_thread(int tid)
         return NULL;
     *first = threads.length / sizeof made;
     return (struct thread *)threads.at + *first - 1;
+}
+
+int is_seized(int tid)
+{
+    int place = first_thread[(unsigned)tid % (sizeof first_thread / sizeof *first_thread)];
+    const struct thread *all = (const struct thread *)threads.at;
+    while (place && all[place - 1].tid != tid)
+        place = all[place - 1].next;
+    return place != 0;
 }
 
 /* The text of a thread's file in /proc; empty if it cannot be read. */
@@ -262,10 +273,6 @@ VISIBLE long ptrace(int request, ...)
     int is_of_registers = (long)address == NT_PRSTATUS && tid > 0;
     struct thread *thread;
     switch (request) {
-    case PTRACE_CONT:
-        if (is_code_awaited())
-            return let_code_connect(tid);
-        break;
     case PTRACE_SEIZE:
         note_restarted(tid);
         break;
@@ -275,11 +282,27 @@ VISIBLE long ptrace(int request, ...)
             look(thread, data);
         return result;
     case PTRACE_SETREGSET:
-        if (is_of_registers && (thread = find_thread(tid)) && thread->is_kept)
-            return put_back(thread, data);
+        if (is_of_registers && (thread = find_thread(tid))) {
+            note_registers(tid, &thread->filtered, data);
+            if (thread->is_kept)
+                return put_back(thread, data);
+        }
+        break;
+    case PTRACE_SETOPTIONS:
+        thread = find_thread(tid);
+        return set_options_of(tid, thread ? &thread->filtered : NULL, (uintptr_t)data);
+    case PTRACE_POKEDATA:
+        return write_word(tid, address, data);
+    case PTRACE_CONT:
+    case PTRACE_SYSCALL:
+        if (tid > 0 && (thread = find_thread(tid)) && !prepare_to_run(tid, &thread->filtered))
+            return -1;
+        if (request == PTRACE_CONT && is_code_awaited())
+            return let_code_connect(tid);
         break;
     case PTRACE_DETACH:
         if (tid > 0 && (thread = find_thread(tid))) {
+            leave(tid, &thread->filtered);
             let_call_go_on(thread);
             thread->tid = 0; /* forgotten */
         }

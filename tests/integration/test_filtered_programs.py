@@ -1,0 +1,77 @@
+"""A program with filters of system calls: they hold while CRIU's code, which may call anything, is in its memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import Crckpt
+from stopped_trees import JOB
+from target_processes import compile_program, running
+from trees import READY_S, wait_for
+
+from crckpt.tracking.preload.library import restarts_calls
+
+NOBODY = 65534
+pytestmark = pytest.mark.skipif(not restarts_calls(), reason="CRIU has no preload library")
+
+
+def compile_overwritten(into: Path) -> str:
+    return compile_program("overwritten.c", into, "-O1", "-pthread", "-fno-stack-protector", "-fcf-protection=none")
+
+
+@contextmanager
+def overwriting(how: str, directory: Path) -> Iterator[tuple[str, Path]]:
+    """A program, its PID, and the directory that it may not make. Another process tries to have CRIU's code make it."""
+    program = compile_overwritten(directory)
+    work = directory / "work"
+    work.mkdir(0o777)
+    work.chmod(0o777)
+    # It could not make the directory by its whole path: others may not enter those above.
+    with running(program, how, "made", cwd=work) as process:
+        yield str(process.pid), work / "made"
+
+
+def test_processes_of_its_user_do_not_get_around_its_filters(crckpt: Crckpt, tmp_path: Path) -> None:
+    with overwriting("opens", tmp_path) as (pid, made):
+        for _ in range(3):
+            crckpt.run("dump", pid, JOB)
+            assert not made.exists()
+
+
+def test_program_whose_memory_another_process_has_open_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
+    with overwriting("keeps", tmp_path) as (pid, made):
+        failed = crckpt.run("dump", pid, JOB, status=21)
+        assert f"has the memory of process {pid} open (/proc/PID/mem)" in failed.err
+        assert not made.exists()
+        assert Path(f"/proc/{pid}").stat().st_uid == NOBODY
+
+
+@pytest.mark.parametrize("words", [(), ("--pre-copy",)], ids=["at once", "in rounds"])
+def test_program_notices_nothing_of_that(crckpt: Crckpt, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Its files in /proc stay its own, and its sleep goes on. Only one of its threads has filters."""
+    with running(compile_overwritten(tmp_path), "reads", str(tmp_path / "counts")) as process:
+        for _ in range(2):
+            crckpt.run("dump", str(process.pid), JOB, *words)
+            wait_for_reads(tmp_path)
+        assert counts(tmp_path)[1:] == (0, 0)
+        assert Path(f"/proc/{process.pid}").stat().st_uid == NOBODY
+        crckpt.run("dump", str(process.pid), JOB, "--stop", "--force", *words)
+        process.wait(60)
+        restored = crckpt.run("restore", JOB, "--detach", "--json").document["result"]["pid"]
+        wait_for_reads(tmp_path)
+        assert counts(tmp_path)[1] == 0
+        assert Path(f"/proc/{restored}").stat().st_uid == NOBODY
+
+
+def wait_for_reads(directory: Path) -> None:
+    before = counts(directory)[0]
+    wait_for(lambda: counts(directory)[0] > before + 100, READY_S, "it to run on")
+
+
+def counts(directory: Path) -> tuple[int, ...]:
+    """How often it could open its file and how often not, and how often its sleep ended early."""
+    return struct.unpack("<3q", (directory / "counts").read_bytes()[:24])
