@@ -225,6 +225,21 @@ def test_program_without_them_does_not_run(
         tree.wait_growth(before)
 
 
+def test_program_without_a_vdso_makes_them_too(crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does by its own code, which is as before then."""
+    finds_none = restore_library(tmp_path, "if (!memcmp(code + i", "if (0 && !memcmp(code + i")
+    with started(case_of("awake", AWAKE, "1")) as tree:
+        before, counters = areas(tree.pid), tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        with monkeypatch.context() as patched:
+            patched.setattr(library, "RESTORE_LIBRARY", finds_none)
+            restore(RestoreRequest(JOB, detach=True), Context(store=crckpt.store))
+        tree.wait_growth(counters)
+        assert areas(tree.pid) == before
+        assert Path(f"/proc/{tree.pid}/mem").stat().st_uid == NOBODY
+
+
 def test_criu_without_the_library_builds_no_tree(crckpt: Crckpt, tmp_path: Path) -> None:
     drops = executable(tmp_path / "criu", f'unset CRCKPT_CRIU_PRELOAD\nexec {find(None, None).path} "$@"')
     with stopped(crckpt, BY_NAME["counter"]) as tree:
