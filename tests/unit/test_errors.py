@@ -41,7 +41,7 @@ def test_error_has_message_hint_and_causes() -> None:
     assert (CrckptError("x").hint, CrckptError("x").causes) == ("", ())
 
 
-def test_stopped_tree_is_a_failed_dump() -> None:
+def test_tree_stopped_is_caught_as_dump_failed() -> None:
     with pytest.raises(DumpFailed):
         raise TreeStopped("stopped")
 

@@ -17,7 +17,7 @@ def test_each_listed_command_has_help(command: str, capsys: pytest.CaptureFixtur
     assert f"crckpt {command} " in capsys.readouterr().out
 
 
-def test_list_loads_no_command() -> None:
+def test_help_lists_every_command_and_loads_none() -> None:
     code = "import sys; from crckpt.cli.app import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(f" {command} " in result.stdout for command in set(COMMANDS) - UNLISTED)

@@ -62,7 +62,7 @@ def test_live_pids_exclude_crckpt_and_its_shell(repository: Repository, tmp_path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_argument_has_a_completion(command: str) -> None:
+def test_every_argument_is_a_path_or_has_a_completion(command: str) -> None:
     for parameter in CommandLine(command, [""]).parameters:
         if parameter.param_type_name == "argument":
             assert parameter.type.name == "path" or parameter.name in complete._FINDERS  # noqa: SLF001

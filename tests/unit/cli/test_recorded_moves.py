@@ -217,7 +217,7 @@ def test_rm_is_allowed_during_a_move_if_the_tree_still_runs(
         assert repository.checkpoints() == checkpoints[:1]
 
 
-def test_pgrep_may_find_several_processes(command_line: CommandLine) -> None:
+def test_second_pid_is_not_taken_for_a_host(command_line: CommandLine) -> None:
     output = command_line.run("migrate", "1", str(os.getpid()), status=USAGE)
     assert f"{os.getpid()} is a PID, not a host" in output
 

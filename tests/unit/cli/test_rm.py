@@ -28,7 +28,9 @@ def test_each_removed_checkpoint_is_listed(
     assert result == {"removed": [second.id], "lifted_locks": [], "dry_run": False, "bytes": None}
 
 
-def test_quiet_prints_nothing(command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_quiet_prints_only_what_was_asked_for(
+    command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
     assert command_line.run("rm", "-q", "job") == ""
     # What was asked for is printed.
     assert "would remove" in command_line.run("rm", "--quiet", "--dry-run", "job")

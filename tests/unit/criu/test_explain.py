@@ -158,7 +158,7 @@ def test_lines_of_successful_logs_have_no_cause(text: str) -> None:
     assert (explanation.finding, explanation.lines) == (None, ())
 
 
-def test_complaints_before_the_log_is_open_have_no_mark() -> None:
+def test_complaint_without_a_mark_before_the_log_is_open_is_the_cause() -> None:
     explanation = explain("CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE capability: \n")
     assert explanation.finding is not None
     assert explanation.finding.key == "no-privileges"

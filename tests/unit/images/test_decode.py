@@ -76,7 +76,7 @@ def test_missing_field_has_its_default_or_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 7, 8])
-def test_a_field_of_another_type_is_refused(number: int) -> None:
+def test_field_of_another_type_is_refused(number: int) -> None:
     wrong = (number, wire.BYTES, b"x") if number in (1, 2, 8) else (number, wire.VARINT, 1)
     with pytest.raises(IntegrityError, match=rf"x\.img: field {number} is not a"):
         decode(Outer, message(*([(1, wire.VARINT, 5)] if number > 1 else []), wrong))

@@ -116,7 +116,7 @@ def test_only_the_newest_checkpoint_counts(stored: Store, waiting: int) -> None:
     assert stored.find_names() == []
 
 
-def test_tracked_root_counts(stored: Store, waiting: int) -> None:
+def test_program_is_found_by_its_tracked_root(stored: Store, waiting: int) -> None:
     stored.record("job", waiting, root=before(waiting), tracked_root=asdict(read(waiting).identity))
     assert stored.find_names() == ["job"]
 
@@ -129,7 +129,7 @@ def test_program_restored_here_is_found(stored: Store, waiting: int, is_ours: bo
     assert stored.find_names() == (["job"] if is_ours else [])
 
 
-def test_last_of_two_jobs_of_one_program_has_it(stored: Store, waiting: int) -> None:
+def test_only_the_later_of_two_jobs_of_one_program_is_moved(stored: Store, waiting: int) -> None:
     for job in ("first", "second"):
         stored.record(job, waiting)
     found = stored.find()
@@ -157,7 +157,7 @@ def test_job_of_a_subtree_is_not_moved_separately(stored: Store) -> None:
 
 
 @pytest.mark.parametrize("find_pid", [os.getpid, os.getppid])
-def test_tree_of_crckpt_is_excluded(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
+def test_tree_in_which_crckpt_runs_is_not_moved(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
     stored.record("own", find_pid())
     # A child of ours: only what crckpt runs in stays.
     stored.record("other", waiting)

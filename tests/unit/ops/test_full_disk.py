@@ -11,7 +11,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.failures import find_full_directory
 
 
-def test_store_is_full_without_a_staging_directory(tmp_path: Path) -> None:
+def test_store_is_the_full_directory_without_a_staging_directory(tmp_path: Path) -> None:
     assert find_full_directory(Context(tmp_path)).what == f"no space is left in {tmp_path}, the store"
 
 

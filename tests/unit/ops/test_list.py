@@ -30,7 +30,7 @@ def test_each_checkpoint_has_its_tags(
     assert list_checkpoints(context, None) == listing
 
 
-def test_unknown_job_is_refused(context: Context, repository: Repository) -> None:
+def test_job_without_checkpoints_is_refused_unless_one_is_pending(context: Context, repository: Repository) -> None:
     with pytest.raises(NoSuchCheckpoint, match="job"):
         list_checkpoints(context, "job")
     with announced(repository.backend, JobName("job"), NOW, None, alone=False):

@@ -91,7 +91,7 @@ def test_privileged_kernel_file_is_not_kept(magic: int, path: str, flags: int, m
         (rights(permitted=1), False),
     ],
 )
-def test_process_with_more_rights_is_not_opened(theirs: Rights, may: bool) -> None:
+def test_files_of_a_process_with_more_rights_are_not_opened(theirs: Rights, may: bool) -> None:
     assert may_trace_of(OWN, {OWN: rights(), CHILD: theirs}, ())(CHILD) == may
 
 
@@ -142,6 +142,6 @@ def test_only_root_that_was_not_started_by_a_user_keeps_every_kernel_file() -> N
         assert not judge(KernelFile(CGROUP2, "/sys/fs/cgroup/cgroup.procs", WRITES, stat.S_IFREG | 0o644))
 
 
-def test_root_has_all_of_our_capabilities() -> None:
+def test_only_root_with_all_of_our_capabilities_keeps_all_files() -> None:
     for found, is_root in ((rights(0, EVERYTHING), True), (rights(0, 0b11), False), (rights(1000, EVERYTHING), False)):
         assert (make_judge(OWN, {OWN: found}, (), range(3), {}) is None) is is_root

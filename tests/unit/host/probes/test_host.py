@@ -119,7 +119,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_seccomp_trial_needs_suspension() -> None:
+def test_child_in_strict_seccomp_is_killed_at_its_exit() -> None:
     def forbid_itself_to_end() -> int:
         own_process.prctl(own_process.SET_SECCOMP, own_process.SECCOMP_MODE_STRICT)
         return 0

@@ -29,7 +29,7 @@ is_traced.wait()
 """Its second thread lets its parent trace it."""
 
 
-def test_own_status_is_read() -> None:
+def test_own_capabilities_and_boot_id_are_read() -> None:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
     assert sum(1 << number for number in proc.effective_capabilities()) == int(line.split()[1], 16)
     assert [len(part) for part in proc.boot_id().split("-")] == [8, 4, 4, 4, 12]

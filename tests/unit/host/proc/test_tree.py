@@ -30,7 +30,7 @@ def test_process_is_described(waiting: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("comm", [b") R 1 (x", b"a b\tc", b"\xff\xfe", b"x\nPPid:\t1", b"x\x0cUid:\t5"])
-def test_no_comm_confuses_the_reader(comm: bytes) -> None:
+def test_process_with_any_comm_is_read(comm: bytes) -> None:
     with program(f"open('/proc/self/comm', 'wb').write({comm!r}); {WAITS}") as process:
         found = read(process.pid)
         assert found.comm == comm.decode(errors="replace")

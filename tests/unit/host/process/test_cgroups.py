@@ -58,7 +58,7 @@ def test_page_cache_counts_as_free(inner: Path) -> None:
     assert space.free_memory() == 900
 
 
-def test_tightest_group_counts(inner: Path) -> None:
+def test_tightest_memory_limit_counts(inner: Path) -> None:
     limit_memory(inner, "9000", "1900")
     limit_memory(inner.parent, "3000", "2900")
     assert space.free_memory() == 900

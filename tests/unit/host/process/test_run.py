@@ -93,7 +93,7 @@ def test_started_program_has_its_own_session_and_output(opened: int, tmp_path: P
     assert session == pid == str(child.pid)
 
 
-def test_output_is_private(tmp_path: Path) -> None:
+def test_output_file_is_private(tmp_path: Path) -> None:
     run.start(["true"], output=tmp_path / "out").wait()
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o600
 

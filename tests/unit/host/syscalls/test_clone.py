@@ -57,7 +57,7 @@ def test_namespace_change_affects_only_this_thread() -> None:
     assert joined == before == namespace("self", "net")
 
 
-def test_other_descriptor_cannot_be_joined() -> None:
+def test_descriptor_that_is_not_a_namespace_cannot_be_joined() -> None:
     code = "import os\nfrom crckpt.host.syscalls.own_process import setns\nsetns(os.open('/', os.O_RDONLY))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Invalid argument" in result.stderr

@@ -64,7 +64,7 @@ def test_path_must_be_absolute_and_short(asked: dict[str, Any], path: bytes) -> 
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "example.com", "127.0.0.1 ", "::1%eth0\n"])
-def test_no_name_server_is_queried(asked: dict[str, Any], host: str) -> None:
+def test_host_name_in_place_of_an_address_is_refused(asked: dict[str, Any], host: str) -> None:
     (socket,) = (each for each in asked["sockets"] if each.get("family") == 2)
     socket["source"]["host"] = host
     with pytest.raises(IntegrityError, match="bad address"):
@@ -83,7 +83,7 @@ def test_ids_must_refer_to_entries(asked: dict[str, Any]) -> None:
         _decode(asked)
 
 
-def test_directory_must_not_be_a_socket(asked: dict[str, Any]) -> None:
+def test_socket_as_a_directory_is_refused(asked: dict[str, Any]) -> None:
     asked["processes"][0]["cwd"] = asked["sockets"][0]["id"]
     with pytest.raises(IntegrityError, match="not in the questions"):
         _decode(asked)

@@ -102,7 +102,7 @@ def test_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> No
     assert sizes[0] == sizes[1]
 
 
-def test_second_transfer_sends_only_new_packs(move: Move, tmp_path: Path) -> None:
+def test_later_transfers_send_only_new_packs(move: Move, tmp_path: Path) -> None:
     first = store(move.source, tmp_path, of_pages(*range(1, 500)))
     assert move.send(first) > 0
     assert move.send(first) == 0
@@ -129,7 +129,9 @@ def test_fingerprints_of_received_packs_are_known(move: Move, tmp_path: Path) ->
     assert verify(move.destination).damages == ()
 
 
-def test_unwritable_store_is_reported(move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_store_fails_the_move_and_stores_nothing(
+    move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = store(move.source, tmp_path, ONE_PROCESS)
     monkeypatch.setattr(move.destination.backend, "find_write_refusal", lambda: "it is on a read-only mount")
     with pytest.raises(RemoteError, match="cannot be written: it is on a read-only mount"):

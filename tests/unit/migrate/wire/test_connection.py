@@ -171,7 +171,7 @@ def test_abort_skips_earlier_answers() -> None:
             source.abort("again", 0.1)
 
 
-def test_failed_ends_a_transfer() -> None:
+def test_failed_message_ends_a_transfer() -> None:
     with connected() as (source, destination), destination.receiving(Collected()):
         source.send(PACK)
         destination.send(Failed(10, "the disk is full"))
@@ -179,7 +179,7 @@ def test_failed_ends_a_transfer() -> None:
             send_forever(source)
 
 
-def test_failed_is_read_after_the_other_side_ended() -> None:
+def test_failed_message_is_read_after_the_other_side_ended() -> None:
     with half_connected() as (source, reads, writes):
         writes.write(message_frame(Failed(10, "the store is locked")))
         reads.close()

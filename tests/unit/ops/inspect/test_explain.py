@@ -12,7 +12,7 @@ from crckpt.ops.inspect.explain import explain, read_log
 LINE = "(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"
 
 
-def test_log_has_a_cause(tmp_path: Path) -> None:
+def test_known_line_of_a_log_is_explained(tmp_path: Path) -> None:
     (tmp_path / "dump.log").write_text(f"{LINE}\n")
     found = explain(tmp_path / "dump.log")
     assert found.finding is not None
@@ -22,7 +22,7 @@ def test_log_has_a_cause(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"), [("", "is empty"), (" \n", "is empty"), ("hello\n", "is not a CRIU log"), (None, "cannot read")]
 )
-def test_other_file_is_not_a_log(tmp_path: Path, content: str | None, why: str) -> None:
+def test_missing_or_other_file_is_refused(tmp_path: Path, content: str | None, why: str) -> None:
     if content is not None:
         (tmp_path / "dump.log").write_text(content)
     with pytest.raises(UsageError, match=why) as caught:
@@ -30,6 +30,6 @@ def test_other_file_is_not_a_log(tmp_path: Path, content: str | None, why: str) 
     assert caught.value.hint
 
 
-def test_directory_is_not_a_log(tmp_path: Path) -> None:
+def test_directory_is_refused_as_a_log(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         read_log(tmp_path)

@@ -63,7 +63,7 @@ def test_kept_connections_can_be_closed(attempt: RestoreAttempt) -> None:
     assert "--tcp-established" not in closing
 
 
-def test_inherited_descriptors_are_in_the_command(attempt: RestoreAttempt) -> None:
+def test_inherited_descriptor_and_images_directory_are_in_the_command(attempt: RestoreAttempt) -> None:
     command = attempt.command(PATHS, ("fd[7]:pipe:[55]",), stream=False)
     assert command[command.index("--inherit-fd") + 1] == "fd[7]:pipe:[55]"
     assert command[command.index("--images-dir") + 1] == "/images"

@@ -32,7 +32,7 @@ def of_child(pid: int) -> RestoreResult:
         ("kill -TERM $$", ProgramEnd(128 + signal.SIGTERM, signal.SIGTERM)),
     ],
 )
-def test_end_is_that_of_the_program(command: str, end: ProgramEnd) -> None:
+def test_exit_status_is_that_of_the_program(command: str, end: ProgramEnd) -> None:
     process = subprocess.Popen(["/bin/sh", "-c", command])
     found = wait_for_program(of_child(process.pid))
     process.returncode = found.status  # it is reaped

@@ -30,7 +30,7 @@ def test_child_shares_unwritten_pages() -> None:
     assert _count_bytes((parent, child)) == 7 * PAGE
 
 
-def test_extents_with_different_starts_overlap() -> None:
+def test_overlapping_extents_with_different_starts_count_once() -> None:
     parent = pages("a", (10, 4, 0, 100), (20, 4, ZERO, 0))
     child = pages("b", (12, 2, 0, 102), (22, 2, ZERO, 0))
     assert _count_bytes((parent, child)) == 8 * PAGE

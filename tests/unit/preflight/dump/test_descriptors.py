@@ -73,7 +73,7 @@ def test_resources_in_own_namespaces_are_saved() -> None:
     assert blocker_keys(replace(held, own_namespaces=elsewhere)) == []
 
 
-def test_namespaces_of_the_tree_or_of_crckpt_are_known() -> None:
+def test_descriptors_of_unknown_namespaces_are_blockers() -> None:
     known, strange = (replace(device(f"net:[{inode}]", 0, 0, stat.S_IFREG), fd=inode) for inode in (3, 77))
     assert blocker_keys(replace(PLAIN, descriptors=(known,))) == []
     assert blocker_keys(replace(PLAIN, descriptors=(strange,))) == ["namespace-outside"]

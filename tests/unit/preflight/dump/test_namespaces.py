@@ -73,7 +73,7 @@ def test_outside_session_of_the_root_is_accepted_if_crckpt_enters_mounts() -> No
     assert keys(plan(with_tree(replace(root, ns_sids=(100, 5)), child)).blockers) == ["session-outside"]
 
 
-def test_containers_are_refused() -> None:
+def test_init_of_a_container_is_a_blocker() -> None:
     found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
     assert keys(found.blockers) == ["container"]
 

@@ -23,7 +23,7 @@ def test_plain_tree_needs_no_option() -> None:
     assert plan(TWO_PROCESSES, "keep").options == DumpOptions(), "no connection, no option"
 
 
-def test_file_locks_need_an_option() -> None:
+def test_file_locks_add_an_option() -> None:
     found = plan(with_files(FILE, replace(FILE, info="pos:\t0\nlock:\t1: FLOCK  ADVISORY  WRITE 100 08:01:5 0 EOF\n")))
     assert found.options.file_locks
     assert why(found, "--file-locks") == "PID 100 holds a lock on /srv/data"

@@ -56,7 +56,7 @@ def test_keeping_connections_needs_lock_support() -> None:
     assert plan(TWO_PROCESSES, "keep", nftables=False).blockers == ()
 
 
-def test_datagram_sockets_need_an_option() -> None:
+def test_datagram_sockets_add_an_option() -> None:
     sockets = with_files(replace(FILE, target="socket:[777]"), replace(FILE, target="socket:nonsense"))
     found = plan(replace(sockets, datagram_sockets=frozenset({777, 778})))
     assert found.options.ext_unix_sk

@@ -98,7 +98,7 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
     assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), again)
 
 
-def test_preload_library_exists_in_the_trees_own_mounts() -> None:
+def test_preload_library_restarts_calls_in_the_trees_own_mounts() -> None:
     apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
     observation = replace(with_tree(apart), waits=(WaitingThread(100, 100, "epoll_wait"),))
     assert keys(plan(observation).warnings) == ["mount-namespace"]

@@ -88,7 +88,7 @@ def test_restore_does_not_need_cpu_flags_set_by_the_kernel(tree: ImageTree) -> N
     )
 
 
-def test_unknown_cpu_lacks_nothing(tree: ImageTree) -> None:
+def test_unknown_cpu_features_are_not_reported_as_missing(tree: ImageTree) -> None:
     assert describe_blockers(tree, replace(HERE, cpu_features=frozenset())) == ""
     assert describe_blockers(tree, HERE, recorded=()) == ""
 
@@ -97,7 +97,7 @@ def test_shadow_stacks_need_a_cpu_with_them(tree: ImageTree) -> None:
     assert describe_blockers(with_vma(tree, SHADOW_STACK), HERE).startswith("cpu: this CPU lacks user_shstk: ")
 
 
-def test_images_of_another_architecture_are_refused(tree: ImageTree) -> None:
+def test_only_the_architecture_is_reported_for_images_of_another_one(tree: ImageTree) -> None:
     blockers = describe_blockers(of_core(tree, arch="aarch64"), replace(HERE, pid_limit=5))
     assert blockers.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
 

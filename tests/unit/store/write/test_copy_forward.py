@@ -241,7 +241,7 @@ def test_number_of_packs_is_bounded(tmp_path: Path) -> None:
     assert most // 3 < len(last.packs) <= most + 1
 
 
-def test_generated_pages_differ() -> None:
+def test_pages_of_the_test_program_differ() -> None:
     made = some_pages(np.random.default_rng(0), 1000)
     assert {len(content) for content in made} == {PAGE_SIZE}
     assert len(set(made)) == 1000

@@ -62,7 +62,7 @@ def test_oldest_of_equal_fingerprints_is_found(prints: list[tuple[int, int]], mo
 
 
 @given(BATCHES, st.integers(0, 5))
-def test_table_grows(batches: list[list[tuple[int, int]]], expected: int) -> None:
+def test_small_table_grows_and_gives_the_same_numbers(batches: list[list[tuple[int, int]]], expected: int) -> None:
     small, large = FingerprintTable(200, expected), FingerprintTable(200)
     for batch in batches:
         assert [part.tolist() for part in small.number(_array(batch))] == [

@@ -44,5 +44,5 @@ def test_dump_basis_round_trips(base: Base | None) -> None:
     assert answer.began.basis == basis
 
 
-def test_round_knows_its_number() -> None:
+def test_number_of_a_round_is_read_from_its_directory() -> None:
     assert ROUND.number == 2

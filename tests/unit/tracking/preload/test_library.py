@@ -175,7 +175,7 @@ def test_program_linked_with_musl_can_load_it(library: Path, tmp_path: Path) -> 
     assert result.stdout == "-1 1 -1 1\n"
 
 
-def test_preload_environment_of_each_kind_of_criu(tmp_path: Path) -> None:
+def test_preload_variable_depends_on_whether_criu_is_a_script(tmp_path: Path) -> None:
     script, program = tmp_path / "script", tmp_path / "program"
     script.write_text("#!/bin/sh\n")
     program.write_bytes(b"\x7fELF")
