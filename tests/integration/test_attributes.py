@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
-def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Asked]:
+def restored_attributes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Asked]:
     """Programs that set every attribute, dumped, ended and restored."""
     if not TWO_CPUS:
         pytest.skip("a program with two affinities needs two CPUs")
@@ -73,9 +73,9 @@ def _of(tree: Tree) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_attribute_is_restored(asked: dict[str, Asked], name: str) -> None:
+def test_attribute_is_restored(restored_attributes: dict[str, Asked], name: str) -> None:
     """The first and the second thread keep their own values."""
-    values = asked[name]
+    values = restored_attributes[name]
     assert values.after["process"][name] == values.before["process"][name]
     assert values.after["thread"][name] == values.before["thread"][name]
     assert values.warnings == []

@@ -26,20 +26,20 @@ from crckpt.criu.find import find
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
-WAYS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
+OPERATIONS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
 
 
-def ran(crckpt: Crckpt, way: str, target: Target, criu: Path, status: int = 0) -> dict[str, Any]:
+def ran(crckpt: Crckpt, operation: str, target: Target, criu: Path, status: int = 0) -> dict[str, Any]:
     """The result of a dump or a round with this CRIU."""
-    command, *words = WAYS[way]
+    command, *words = OPERATIONS[operation]
     result = crckpt.run(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, status=status)
     document: dict[str, Any] = result.document
     return document
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     """The descriptor is opened after crckpt has looked, and closed before CRIU has ended."""
     there, signalled = tmp_path / "there", f"kill -URG {target.pid}"
@@ -55,12 +55,12 @@ def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
     )
     ran(crckpt, "dump", target, criu)
     there.touch()
-    document = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
+    document = ran(crckpt, operation, target, criu, status=20 if operation == "round" else 0)
     there.unlink()
     target.number = 2
     missed = "crckpt cannot see what the device writes"
     direct = rf"PID {target.pid} has an O_DIRECT descriptor \(\d+: {target.work}/file\); {missed}"
-    if way == "round":
+    if operation == "round":
         assert re.match(f"nothing was copied: {direct}", document["error"]["message"])
     assert not [one for one in Path(f"/proc/{target.pid}/fd").iterdir() if one.readlink() == target.work / "file"]
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
@@ -73,14 +73,14 @@ def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
 
 @contextmanager
 def waiting(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str = "dump", **environment: str
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str, after: str = "dump", **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A stopped crckpt, and its CRIU, which waits for crckpt with the tree frozen, `after` a round or a dump."""
     stops = tmp_path / "stops"
     criu = wrapper(tmp_path, f'[ ! -e {stops} ] || case "$1" in dump|pre-dump) kill -STOP $PPID;; esac')
     ran(crckpt, after, target, criu)
     target.write()
-    command, *words = WAYS[way]
+    command, *words = OPERATIONS[operation]
     stops.touch()
     process = crckpt.start(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, **environment)
     try:
@@ -99,11 +99,11 @@ def is_awaited(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_crckpt_killed_in_the_gate_leaves_the_tree_running(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
-    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+    with waiting(crckpt, target, tmp_path, operation) as (process, criu):
         wait_ended(orphans_of(process))
         checksum = target.look()
         assert tracer(target.pid) == 0
@@ -116,11 +116,11 @@ def test_crckpt_killed_in_the_gate_leaves_the_tree_running(
         assert list((crckpt.store / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_crckpt_interrupted_in_the_gate_makes_the_next_dump_full(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
-    with waiting(crckpt, target, tmp_path, way) as (process, criu):
+    with waiting(crckpt, target, tmp_path, operation) as (process, criu):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate(timeout=ENDS_WITHIN_S)
@@ -132,12 +132,12 @@ def test_crckpt_interrupted_in_the_gate_makes_the_next_dump_full(
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_tree_continues_while_crckpt_is_stopped_in_the_gate(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     """crckpt may be stopped by SIGSTOP or a frozen control group: the tree does not wait for it."""
-    with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="2") as (process, criu):
+    with waiting(crckpt, target, tmp_path, operation, CRCKPT_PATIENCE_S="2") as (process, criu):
         wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         target.look()
@@ -151,13 +151,15 @@ def test_tree_continues_while_crckpt_is_stopped_in_the_gate(
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_terminal_stop_waits_until_the_tree_runs(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_terminal_stop_waits_until_the_tree_runs(
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
+) -> None:
     typed = tmp_path / "typed"
     criu = wrapper(tmp_path, f'[ ! -e {typed} ] || case "$1" in dump|pre-dump) kill -TSTP $PPID;; esac')
     ran(crckpt, "dump", target, criu)
     typed.touch()
-    command, *words = WAYS[way]
+    command, *words = OPERATIONS[operation]
     # In a process group of its own in our session, as a shell's jobs are: elsewhere nothing stops by ^Z.
     process = subprocess.Popen(
         [str(PROGRAM), command, str(target.pid), "job", "--criu", str(criu), *words],
@@ -177,14 +179,16 @@ def test_terminal_stop_waits_until_the_tree_runs(crckpt: Crckpt, target: Target,
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("after", WAYS)
-@pytest.mark.parametrize("way", WAYS)
-def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str) -> None:
+@pytest.mark.parametrize("after", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_slow_tracker_delays_nothing(
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str, after: str
+) -> None:
     """The dump succeeds. Devices that appeared meanwhile are unknown, so the next dump is full.
 
     The tracker may be late with rounds that the dump needs.
     """
-    with waiting(crckpt, target, tmp_path, way, after) as (process, criu):
+    with waiting(crckpt, target, tmp_path, operation, after) as (process, criu):
         kept = keeper(crckpt, target)["pid"]
         os.kill(kept, signal.SIGSTOP)
         try:
@@ -194,17 +198,17 @@ def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: P
         finally:
             os.kill(kept, signal.SIGCONT)
         out, _ = process.communicate(timeout=60)
-        assert process.returncode == (20 if way == "round" else 0), out
-        if way == "dump":
+        assert process.returncode == (20 if operation == "round" else 0), out
+        if operation == "dump":
             assert_complete(crckpt, json.loads(out)["result"]["checkpoint"]["id"], target)
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["base"] is None
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_criu_that_does_not_wait_makes_the_next_dump_full(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
+    crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     """CRIU loaded the library when it was tested, but does not load it in the dump."""
     passes = tmp_path / "passes"
@@ -212,9 +216,9 @@ def test_criu_that_does_not_wait_makes_the_next_dump_full(
     ran(crckpt, "dump", target, criu)
     target.write()
     passes.touch()
-    document = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
+    document = ran(crckpt, operation, target, criu, status=20 if operation == "round" else 0)
     passes.unlink()
-    if way == "round":
+    if operation == "round":
         assert document["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["why_full"] == UNCOMMITTED

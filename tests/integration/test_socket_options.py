@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
-def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def restored_options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """A program with all kinds of sockets, dumped, ended and restored."""
     crckpt = Crckpt(tmp_path_factory.mktemp("sockets") / "store")
     case = program("socket_options", *KINDS)
@@ -77,23 +77,23 @@ def read_options(tree: Tree) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_socket_options_are_restored(asked: Asked, kind: str) -> None:
+def test_socket_options_are_restored(restored_options: Asked, kind: str) -> None:
     """Memberships, and a filter that is locked, too."""
     ignored = OF_CONNECTION if "connected" in kind else ()
     before, after = (
         {name: value for name, value in values[kind].items() if name not in ignored}
-        for values in (asked.before, asked.after)
+        for values in (restored_options.before, restored_options.after)
     )
     assert after == before
-    assert asked.warnings == []
+    assert restored_options.warnings == []
 
 
-def test_each_socket_option_has_a_test_value(asked: Asked) -> None:
-    unusual = {name for names in asked.unusual.values() for name in names}
+def test_each_socket_option_has_a_test_value(restored_options: Asked) -> None:
+    unusual = {name for names in restored_options.unusual.values() for name in names}
     assert OPTIONS.keys() - unusual - NEWER - UNSETTABLE <= {"SO_LOCK_FILTER", "SO_TIMESTAMP", "SO_TIMESTAMPNS"}
-    assert asked.before["udp4-filtered"]["SO_LOCK_FILTER"] == 1
-    assert len(asked.before["udp4-member"]["memberships"]) == 3
-    assert len(asked.before["udp6-member"]["memberships"]) == 4
+    assert restored_options.before["udp4-filtered"]["SO_LOCK_FILTER"] == 1
+    assert len(restored_options.before["udp4-member"]["memberships"]) == 3
+    assert len(restored_options.before["udp6-member"]["memberships"]) == 4
 
 
 def test_closed_connections_give_no_warning(crckpt: Crckpt) -> None:

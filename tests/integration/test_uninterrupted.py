@@ -47,7 +47,7 @@ SLEEPS: Final = frozenset(TIMED_OUT) - frozenset(EVENT)
 COUNT: Final = len(EVENT) + len(SLEEPS)
 EXACT: Final = frozenset({"ppoll", "select", "sleep-until", "futex-until", "futex_waitv"})
 """Calls that wait no longer than they would have without a dump."""
-WAYS: Final = (("dump",), ("pre-dump",), ("dump", "--incremental"), ("dump", "--stop"))
+COMMANDS: Final = (("dump",), ("pre-dump",), ("dump", "--incremental"), ("dump", "--stop"))
 
 
 class Waiting:
@@ -164,33 +164,33 @@ def waiting(program: Path, directory: Path, *words: str, count: int) -> Iterator
         running.end()
 
 
-def dumped(crckpt: Crckpt, running: Waiting, way: tuple[str, ...]) -> None:
-    """Dump the program in this way with crckpt; restore it if the dump ends it."""
-    crckpt.run(way[0], str(running.pid), "job", *way[1:])
-    if "--incremental" in way:
-        crckpt.run(*way[:1], str(running.pid), "job", *way[1:])
-    if "--stop" in way:
+def dumped(crckpt: Crckpt, running: Waiting, command: tuple[str, ...]) -> None:
+    """Dump the program with this command; restore it if the dump ends it."""
+    crckpt.run(command[0], str(running.pid), "job", *command[1:])
+    if "--incremental" in command:
+        crckpt.run(*command[:1], str(running.pid), "job", *command[1:])
+    if "--stop" in command:
         running.gone()
         crckpt.run("restore", "job", "--detach")
 
 
-@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_continue_until_their_event(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], adopted: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
-        dumped(crckpt, running, way)
+        dumped(crckpt, running, command)
         assert running.results() == {}
         (running.directory / "go").touch()
         assert running.wait_over(frozenset(EVENT)) == EVENT
         assert SLEEPS & running.results().keys() == set(), "those that sleep, sleep on"
 
 
-@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_interrupted_by_an_earlier_stop_continue(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], adopted: None
 ) -> None:
     """The kernel continues these calls in restart_syscall; signal(7) lists the others."""
     restarted = {"poll", "futex", "futex-until", "nanosleep", "clock_nanosleep"}
@@ -202,7 +202,7 @@ def test_calls_interrupted_by_an_earlier_stop_continue(
             process.send_signal(signal.SIGCONT)
         tids = [running.calls()[name][0] for name in restarted]
         wait_for(lambda: {number_of_call(tid) for tid in tids} == {219}, READY_S, "restart_syscall")
-        dumped(crckpt, running, way)
+        dumped(crckpt, running, command)
         assert restarted & running.results().keys() == set()
         (running.directory / "go").touch()
         expected = {name: EVENT[name] for name in restarted if name in EVENT}
@@ -210,13 +210,13 @@ def test_calls_interrupted_by_an_earlier_stop_continue(
         assert SLEEPS & running.results().keys() == set()
 
 
-@pytest.mark.parametrize("way", [("dump",), ("dump", "--stop")], ids=" ".join)
+@pytest.mark.parametrize("command", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_time_out_after_a_dump_and_not_early(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], adopted: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
-        dumped(crckpt, running, way)
+        dumped(crckpt, running, command)
         # io_getevents is added by "aio", and returns the number of events: none.
         expected = TIMED_OUT | {"io_getevents": 0}
         assert running.wait_over(frozenset(expected)) == expected
@@ -224,9 +224,9 @@ def test_calls_time_out_after_a_dump_and_not_early(
         assert all(durations_ms[name] >= TIMEOUT_MS - 1 for name in TIMED_OUT), durations_ms
 
 
-@pytest.mark.parametrize("way", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
+@pytest.mark.parametrize("command", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
 def test_calls_of_32_bit_programs_end_at_their_timeout(
-    crckpt: Crckpt, tmp_path: Path, way: tuple[str, ...], adopted: None
+    crckpt: Crckpt, tmp_path: Path, command: tuple[str, ...], adopted: None
 ) -> None:
     program = built(
         tmp_path, "interrupted_32.c", "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-stack-protector"
@@ -237,11 +237,11 @@ def test_calls_of_32_bit_programs_end_at_their_timeout(
         "futex": -errno.ETIMEDOUT,
     }
     with waiting(program, tmp_path / "work", count=len(expected)) as running:
-        dumped(crckpt, running, way)
+        dumped(crckpt, running, command)
         assert running.wait_over(frozenset(expected)) == expected
         assert min(running.took_ms().values()) >= TIMEOUT_MS - 1
     # The first checkpoint: on a busy machine, the calls may have ended before the second.
-    first = "job~1" if "--incremental" in way else "job"
+    first = "job~1" if "--incremental" in command else "job"
     found = crckpt.run("show", first, "--ps", "--json").document["result"]["ps"]
     calls = {thread["system_call"] for process in found for thread in process["threads"]}
     assert calls >= {"rt_sigtimedwait", *expected} - {"sigtimedwait"}
@@ -310,17 +310,17 @@ def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
         assert running.lines()[1:] == [["interrupted", "1"]]
 
 
-@pytest.mark.parametrize("way", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
+@pytest.mark.parametrize("command", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
 def test_call_returns_eintr_only_after_a_handler_ran(
-    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, way: tuple[str, ...], adopted: None
+    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, command: tuple[str, ...], adopted: None
 ) -> None:
     """ppoll and epoll_pwait return EINTR exactly once for each handler that ran."""
     with waiting(handled, tmp_path / "work", call, count=1) as running:
         for _ in range(3):
             with storm(running.pid):
-                crckpt.run(way[0], str(running.pid), "job", *way[1:])
-            if "--stop" in way:
+                crckpt.run(command[0], str(running.pid), "job", *command[1:])
+            if "--stop" in command:
                 running.gone()
                 crckpt.run("restore", "job", "--detach")
         running.wait_in_calls(1)

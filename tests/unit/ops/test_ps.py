@@ -111,11 +111,11 @@ def test_remains_of_a_killed_tracker_are_listed(root: proc.Process) -> None:
 
 
 def test_tracker_is_ended_by_its_tree(root: proc.Process) -> None:
-    with listening(root) as listener, answering(listener, description(root), Answer()) as asked:
+    with listening(root) as listener, answering(listener, description(root), Answer()) as requests:
         result = end_trackers(str(root.pid))
     assert result.ended
     assert [each.keeper.root for each in result.trackers] == [root.pid]
-    assert [request.do for request in asked] == ["tell", "end"]
+    assert [request.do for request in requests] == ["tell", "end"]
 
 
 def test_untracked_tree_is_a_usage_error(root: proc.Process) -> None:

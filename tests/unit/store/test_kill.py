@@ -53,9 +53,9 @@ def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:
         return Counter(entry.name for entry in forked.record_steps(order, copy.base / "log"))
 
 
-def _moments(taken: Counter[str]) -> Sequence[str]:
+def _moments(steps_taken: Counter[str]) -> Sequence[str]:
     """Each step, as CRCKPT_KILL_AT says it: the first two times and the last one that it is taken."""
-    often = [(name, number, times) for name, times in taken.items() for number in sorted({1, 2, times})]
+    often = [(name, number, times) for name, times in steps_taken.items() for number in sorted({1, 2, times})]
     return some([f"{name}:{number}" for name, number, times in often if number <= times])
 
 
@@ -80,8 +80,8 @@ def test_kill_before_any_step_of_the_creation_is_harmless(stage: Stage, forked: 
         return Order("create", str(base / "above/store"), kill_at=moment)
 
     with memory_directory() as base:
-        taken = Counter(entry.name for entry in forked.record_steps(order(base), base / "log"))
-    for name, times in taken.items():
+        steps_taken = Counter(entry.name for entry in forked.record_steps(order(base), base / "log"))
+    for name, times in steps_taken.items():
         for number in range(1, times + 1):
             with memory_directory() as base:
                 assert forked.status(order(base, f"{name}:{number}")) == -signal.SIGKILL
@@ -120,11 +120,13 @@ def test_kill_during_a_repair_is_harmless(stage: Stage, forked: Writers) -> None
 
 def test_every_step_is_tested(stage: Stage, forked: Writers) -> None:
     """The code has no step that the tests above do not interrupt."""
-    taken: set[str] = set()
+    steps_taken: set[str] = set()
     for act in (*ACTS, LOCK, RESTORE, REPAIR):
-        taken |= set(_steps(stage, forked, act))
+        steps_taken |= set(_steps(stage, forked, act))
     with memory_directory() as base:
-        taken |= {entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")}
+        steps_taken |= {
+            entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")
+        }
     code = Path(crckpt.__file__).parent
     sources = [path.read_text() for path in (code / "store").rglob("*.py")]
-    assert sorted(step_names((code / "host/disk/files.py").read_text(), sources) - NOT_TAKEN) == sorted(taken)
+    assert sorted(step_names((code / "host/disk/files.py").read_text(), sources) - NOT_TAKEN) == sorted(steps_taken)

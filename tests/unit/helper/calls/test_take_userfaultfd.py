@@ -53,11 +53,11 @@ def entered(pid: int) -> OrderResult:
 
     Our descriptor is closed again; the process has no tracer and no userfaultfd.
     """
-    (taken,) = take_userfaultfds([pid])
-    if taken.descriptor >= 0:
-        assert str(Path(f"/proc/self/fd/{taken.descriptor}").readlink()) == UFFD
-        os.close(taken.descriptor)
-    return taken
+    (result,) = take_userfaultfds([pid])
+    if result.descriptor >= 0:
+        assert str(Path(f"/proc/self/fd/{result.descriptor}").readlink()) == UFFD
+        os.close(result.descriptor)
+    return result
 
 
 def output_after(process: subprocess.Popen[str], typed: str = "") -> str:
@@ -75,9 +75,9 @@ def test_interrupted_wait_continues_to_its_end(program: str) -> None:
         pids = [process.pid for process in waiting.values()]
         wait_for(lambda: all(state(pid) == "S" for pid in pids), "the waits to begin")
         for _ in range(2):
-            for taken in take_userfaultfds(pids):
-                assert taken.descriptor >= 0, taken
-                os.close(taken.descriptor)
+            for result in take_userfaultfds(pids):
+                assert result.descriptor >= 0, result
+                os.close(result.descriptor)
         assert [output_after(process) for process in waiting.values()] == [
             f"{name} {end}" for name, end in ends.items()
         ]
@@ -100,11 +100,11 @@ def test_no_signal_is_lost_or_duplicated(program: str) -> None:
 
         sending = threading.Thread(target=send)
         sending.start()
-        taken = [entered(process.pid) for _ in range(3)]
+        results = [entered(process.pid) for _ in range(3)]
         sending.join()
-        assert all(answer.descriptor >= 0 or "no process" in answer.why or "ended" in answer.why for answer in taken), (
-            taken
-        )
+        assert all(
+            answer.descriptor >= 0 or "no process" in answer.why or "ended" in answer.why for answer in results
+        ), results
         assert output_after(process) == "counted 200"
 
 
@@ -196,9 +196,9 @@ def test_tracer_of_the_process_is_reported(program: str, debugger: str) -> None:
 def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
-        taken = entered(process.pid)
-        assert taken.why == f"PID {process.pid} is in uninterruptible sleep (in vfork)"
-        assert "try again" in taken.hint
+        result = entered(process.pid)
+        assert result.why == f"PID {process.pid} is in uninterruptible sleep (in vfork)"
+        assert "try again" in result.hint
         assert tracer(process.pid) == 0, "nobody has seized it"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
@@ -271,9 +271,9 @@ def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
     with running(program, "read") as process:
         for _ in range(3):
             with frozen(process.pid) as group:
-                taken = entered(process.pid)
-                assert taken.why == f"PID {process.pid} {NOT_RUNNING}"
-                assert "cgroup.freeze" in taken.hint
+                result = entered(process.pid)
+                assert result.why == f"PID {process.pid} {NOT_RUNNING}"
+                assert "cgroup.freeze" in result.hint
                 assert "frozen 1" in (group / "cgroup.events").read_text()
         assert tracer(process.pid) == 0
         assert UFFD not in list_descriptors(process.pid)
@@ -287,14 +287,14 @@ def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
     """
     with running(program, "read") as process:
         with frozen(process.pid):
-            taken: list[OrderResult] = []
-            asking = threading.Thread(target=lambda: taken.append(entered(process.pid)))
+            results: list[OrderResult] = []
+            asking = threading.Thread(target=lambda: results.append(entered(process.pid)))
             asking.start()
             wait_for(lambda: bool(tracer(process.pid)) and blocks_all(process.pid), "it to be in the call")
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 os.kill(tracer(process.pid), number)
             asking.join()
-            assert taken[0].why == f"PID {process.pid} {NOT_RUNNING}"
+            assert results[0].why == f"PID {process.pid} {NOT_RUNNING}"
         assert output_after(process, "z\n") == f"read {ord('z')}"
 
 
@@ -346,8 +346,8 @@ def test_process_without_its_main_thread_is_refused(program: str) -> None:
 def test_full_descriptor_table_is_reported(program: str) -> None:
     with running(program, "read") as process:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
-        taken = entered(process.pid)
-        assert taken.why == "it has no free file descriptor (RLIMIT_NOFILE)"
+        result = entered(process.pid)
+        assert result.why == "it has no free file descriptor (RLIMIT_NOFILE)"
         assert output_after(process, "w\n") == f"read {ord('w')}"
 
 
@@ -360,11 +360,11 @@ def test_program_with_syscall_user_dispatch_is_left_alone(program: str) -> None:
 
 def test_several_processes_are_entered_with_one_answer_each(program: str) -> None:
     with running(program, "read") as first, running(program, "read") as second:
-        taken = take_userfaultfds([first.pid, 2**22 - 1, second.pid])
-        assert [answer.pid for answer in taken] == [first.pid, 2**22 - 1, second.pid]
-        assert [answer.descriptor >= 0 for answer in taken] == [True, False, True]
-        assert taken[1].why == f"there is no process {2**22 - 1}"
-        for answer in taken:
+        results = take_userfaultfds([first.pid, 2**22 - 1, second.pid])
+        assert [answer.pid for answer in results] == [first.pid, 2**22 - 1, second.pid]
+        assert [answer.descriptor >= 0 for answer in results] == [True, False, True]
+        assert results[1].why == f"there is no process {2**22 - 1}"
+        for answer in results:
             if answer.descriptor >= 0:
                 os.close(answer.descriptor)
         assert output_after(second, "v\n") == f"read {ord('v')}"

@@ -51,63 +51,63 @@ def status_of(parent: int) -> int:
 
 
 def test_status_of_the_root_is_returned() -> None:
-    with pid_namespace(ROOT) as new:
-        left_behind(new.init, "echo there; exec >/dev/null; sleep 0.1; exit 9")
-    assert status_of(new.parent) == 9
+    with pid_namespace(ROOT) as namespace:
+        left_behind(namespace.init, "echo there; exec >/dev/null; sleep 0.1; exit 9")
+    assert status_of(namespace.parent) == 9
 
 
 @pytest.mark.parametrize("script", ["sleep 0.2; exit 9", "exit 9"])
 def test_status_of_a_root_that_appears_while_the_init_checks_the_lock_is_returned(script: str) -> None:
     with ExitStack() as stack:
-        with pid_namespace(ROOT) as new:
-            stack.enter_context(held_before_call(new.init, "recvfrom"))
-            left_behind(new.init, f"echo there; exec >/dev/null; {script}")
+        with pid_namespace(ROOT) as namespace:
+            stack.enter_context(held_before_call(namespace.init, "recvfrom"))
+            left_behind(namespace.init, f"echo there; exec >/dev/null; {script}")
         stack.close()
-        assert status_of(new.parent) == 9
+        assert status_of(namespace.parent) == 9
 
 
 def test_status_of_a_root_that_ends_before_its_parent_is_returned() -> None:
-    with pid_namespace(ROOT) as new:
-        left_behind(new.init, "echo there; exit 9", parent="exec sleep 0.3")
-    assert status_of(new.parent) == 9
+    with pid_namespace(ROOT) as namespace:
+        left_behind(namespace.init, "echo there; exit 9", parent="exec sleep 0.3")
+    assert status_of(namespace.parent) == 9
 
 
 def test_root_killed_by_a_signal_gives_128_plus_its_number() -> None:
-    with pid_namespace(ROOT) as new:
-        left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
-        assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)
-        (root,) = (pid for pid in proc.children(new.init) if number_inside(pid) == ROOT)
+    with pid_namespace(ROOT) as namespace:
+        left_behind(namespace.init, "echo there; exec >/dev/null; exec sleep 60")
+        assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], namespace.init) == (99,)
+        (root,) = (pid for pid in proc.children(namespace.init) if number_inside(pid) == ROOT)
     os.kill(root, signal.SIGKILL)
-    assert status_of(new.parent) == 128 + signal.SIGKILL
+    assert status_of(namespace.parent) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("name", ["TERM", "HUP", "USR1"])
 def test_signals_to_the_init_reach_the_root(name: str) -> None:
-    with pid_namespace(ROOT) as new:
-        left_behind(new.init, f"trap 'exit 6' {name}; echo there; exec >/dev/null; while :; do sleep 0.05; done")
-    os.kill(new.init, signal.Signals[f"SIG{name}"])
-    assert status_of(new.parent) == 6
+    with pid_namespace(ROOT) as namespace:
+        left_behind(namespace.init, f"trap 'exit 6' {name}; echo there; exec >/dev/null; while :; do sleep 0.05; done")
+    os.kill(namespace.init, signal.Signals[f"SIG{name}"])
+    assert status_of(namespace.parent) == 6
 
 
 def test_other_orphans_are_reaped() -> None:
-    with pid_namespace(ROOT) as new:
-        left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
-        left_behind(new.init, "echo there; exec >/dev/null; sleep 0.02")
-        others = [pid for pid in proc.children(new.init) if number_inside(pid) != ROOT]
+    with pid_namespace(ROOT) as namespace:
+        left_behind(namespace.init, "echo there; exec >/dev/null; exec sleep 60")
+        left_behind(namespace.init, "echo there; exec >/dev/null; sleep 0.02")
+        others = [pid for pid in proc.children(namespace.init) if number_inside(pid) != ROOT]
         assert proc.wait_until_gone(others, 20) == ()
-        assert len(proc.children(new.init)) == 1
-        os.kill(new.parent, signal.SIGKILL)
-        assert proc.wait_until_gone([new.init], 20) == ()
-    assert status_of(new.parent) == -signal.SIGKILL
+        assert len(proc.children(namespace.init)) == 1
+        os.kill(namespace.parent, signal.SIGKILL)
+        assert proc.wait_until_gone([namespace.init], 20) == ()
+    assert status_of(namespace.parent) == -signal.SIGKILL
 
 
 def test_failure_ends_the_namespace() -> None:
     made: list[PidNamespace] = []
 
     def fail_inside() -> None:
-        with pid_namespace(ROOT) as new:
-            made.append(new)
-            left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
+        with pid_namespace(ROOT) as namespace:
+            made.append(namespace)
+            left_behind(namespace.init, "echo there; exec >/dev/null; exec sleep 60")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -116,17 +116,17 @@ def test_failure_ends_the_namespace() -> None:
 
 
 def test_namespace_ends_when_the_owner_dies_early() -> None:
-    with pid_namespace(99) as new:
+    with pid_namespace(99) as namespace:
         pass
-    assert status_of(new.parent) == 1
-    assert proc.wait_until_gone([new.init], 20) == ()
+    assert status_of(namespace.parent) == 1
+    assert proc.wait_until_gone([namespace.init], 20) == ()
 
 
 def test_no_descriptor_is_leaked() -> None:
     before = descriptors()
-    with pid_namespace(99) as new:
+    with pid_namespace(99) as namespace:
         pass
-    status_of(new.parent)
+    status_of(namespace.parent)
     assert descriptors() == before
 
 

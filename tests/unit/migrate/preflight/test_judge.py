@@ -23,7 +23,7 @@ _RESOURCES = HostResources("x86_64", frozenset(), (), 1 << 22, None, 0, 1, (), (
 
 
 @pytest.fixture
-def asked(target: StatementRunner, there: Path, tmp_path: Path) -> MoveQuestions:
+def move_questions(target: StatementRunner, there: Path, tmp_path: Path) -> MoveQuestions:
     """The questions about a program that reads and writes a file on a network file system."""
     path = tmp_path / "data"
     path.write_bytes(b"0123456789")
@@ -49,37 +49,37 @@ def _keys(judged: JudgedFiles) -> list[str]:
     return [found.key for found in (*judged.blockers, *judged.warnings) if "/data " in found.what]
 
 
-def test_file_on_shared_storage_is_the_same(asked: MoveQuestions) -> None:
+def test_file_on_shared_storage_is_the_same(move_questions: MoveQuestions) -> None:
     """The size does not matter: the program writes to the file."""
-    (data,) = (file for file in asked.files if file.shared_by)
-    assert _keys(_judge(asked)) == ["file-in-use"]
-    assert _keys(_judge(asked, shared_by="nfs4")) == []
-    assert _keys(_judge(asked, shared_by="nfs4", digest="", modified=1)) == []
-    assert _keys(_judge(asked, shared_by="cifs")) == ["file-in-use"]
-    other = _judge(asked, shared_by="nfs4", inode=data.inode + 1, digest="0" * 64)
+    (data,) = (file for file in move_questions.files if file.shared_by)
+    assert _keys(_judge(move_questions)) == ["file-in-use"]
+    assert _keys(_judge(move_questions, shared_by="nfs4")) == []
+    assert _keys(_judge(move_questions, shared_by="nfs4", digest="", modified=1)) == []
+    assert _keys(_judge(move_questions, shared_by="cifs")) == ["file-in-use"]
+    other = _judge(move_questions, shared_by="nfs4", inode=data.inode + 1, digest="0" * 64)
     assert _keys(other) == ["file-differs"]
     assert "storage that both hosts mount" in other.blockers[0].remedy
 
 
-def test_file_shared_by_two_containers_is_recognized(asked: MoveQuestions) -> None:
+def test_file_shared_by_two_containers_is_recognized(move_questions: MoveQuestions) -> None:
     """On one kernel, device and inode identify a file."""
-    (number,) = (file.id for file in asked.files if file.shared_by)
-    assert not look_for_files(asked.files)[number].is_same
-    assert look_for_files(asked.files, shares_kernel=True)[number].is_same
-    files = tuple(replace(file, inode=file.inode + 1) if file.id == number else file for file in asked.files)
+    (number,) = (file.id for file in move_questions.files if file.shared_by)
+    assert not look_for_files(move_questions.files)[number].is_same
+    assert look_for_files(move_questions.files, shares_kernel=True)[number].is_same
+    files = tuple(replace(file, inode=file.inode + 1) if file.id == number else file for file in move_questions.files)
     assert not look_for_files(files, shares_kernel=True)[number].is_same
-    assert _keys(_judge(asked, is_same=True, digest="", modified=1)) == []
+    assert _keys(_judge(move_questions, is_same=True, digest="", modified=1)) == []
 
 
 @pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
 def test_lock_on_a_network_file_system_is_a_blocker(
-    target: StatementRunner, asked: MoveQuestions, there: Path, call: str, kind: str
+    target: StatementRunner, move_questions: MoveQuestions, there: Path, call: str, kind: str
 ) -> None:
     """The restore would wait for the lock while the tree is frozen at the source."""
     target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
     locks = ask_about(target_at(target.pid, there)).locks
     # The numbers of files may differ from question to question; those of descriptors do not.
-    locked = replace(asked, locks=locks)
+    locked = replace(move_questions, locks=locks)
     assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-everywhere"]
     assert _keys(_judge(locked, shared_by="nfs4", local_locks=frozenset({kind}))) == []
     assert "lock-everywhere" not in _keys(_judge(locked))
@@ -100,23 +100,22 @@ def test_many_files_in_use_are_counted(target: StatementRunner, there: Path, tmp
     [("silent", "file-silent", True), ("refused", "file-refused", True), ("unmounted", "file-unmounted", False)],
 )
 def test_file_that_cannot_be_examined_is_reported(
-    asked: MoveQuestions, problem: str, key: str, *, is_blocker: bool
+    move_questions: MoveQuestions, problem: str, key: str, *, is_blocker: bool
 ) -> None:
-    judged = _judge(asked, problem=problem, state=None, why="Permission denied")
+    judged = _judge(move_questions, problem=problem, state=None, why="Permission denied")
     assert key in [found.key for found in (judged.blockers if is_blocker else judged.warnings)]
 
 
-def test_unexamined_files_are_counted(asked: MoveQuestions) -> None:
+def test_unexamined_files_are_counted(move_questions: MoveQuestions) -> None:
     """crckpt does not examine further files of a file system that does not answer."""
-    questions = asked
-    judged = _judge(questions, problem="unasked", state=None)
+    judged = _judge(move_questions, problem="unasked", state=None)
     warnings = [str(warning) for warning in judged.warnings]
     assert "crckpt did not look for 1 more files, because of that file system" in warnings
 
 
-def test_missing_answer_is_not_a_missing_file(asked: MoveQuestions) -> None:
+def test_missing_answer_is_not_a_missing_file(move_questions: MoveQuestions) -> None:
     host = HostState((), {}, {}, _RESOURCES)
-    judged = judge_files(asked, plan_restore(asked, "4.2"), host, {})
+    judged = judge_files(move_questions, plan_restore(move_questions, "4.2"), host, {})
     assert [found.key for found in (*judged.blockers, *judged.warnings)] == ["files-unasked"]
     assert not LocalFile(problem="unasked").is_missing
 

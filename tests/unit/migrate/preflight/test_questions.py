@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("is_root")
 
 
 @pytest.fixture
-def asked(target: StatementRunner, there: Path) -> dict[str, Any]:
+def questions_document(target: StatementRunner, there: Path) -> dict[str, Any]:
     """The questions about a live process with a socket, as msgspec writes them."""
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
     found: dict[str, Any] = msgspec.msgpack.decode(encode_questions(ask_about(target_at(target.pid, there))))
@@ -48,8 +48,8 @@ def test_unusual_names_and_times_round_trip(target: StatementRunner, there: Path
         target.do(f"file = open({file.name!r})")
         questions = ask_about(target_at(target.pid, there))
         found = look_for_files(questions.files)
-    (asked,) = (each for each in questions.files if each.name == file.name)
-    assert asked.modified == found[asked.id].modified == (1 << 63) - 1
+    (questions_document,) = (each for each in questions.files if each.name == file.name)
+    assert questions_document.modified == found[questions_document.id].modified == (1 << 63) - 1
     named = replace(questions, processes=tuple(replace(each, comm="a\udcff") for each in questions.processes))
     assert decode_questions(encode_questions(named)).processes[0].comm == "a?"
 
@@ -57,59 +57,59 @@ def test_unusual_names_and_times_round_trip(target: StatementRunner, there: Path
 @pytest.mark.parametrize(
     "path", [b"etc/passwd", b"/../etc/passwd", b"/a/../b", b"", b"/a\0b", b"/" + b"x" * 5000], ids=repr
 )
-def test_path_must_be_absolute_and_short(asked: dict[str, Any], path: bytes) -> None:
-    asked["files"][0]["path"] = path
+def test_path_must_be_absolute_and_short(questions_document: dict[str, Any], path: bytes) -> None:
+    questions_document["files"][0]["path"] = path
     with pytest.raises(IntegrityError):
-        _decode(asked)
+        _decode(questions_document)
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "example.com", "127.0.0.1 ", "::1%eth0\n"])
-def test_host_name_in_place_of_an_address_is_refused(asked: dict[str, Any], host: str) -> None:
-    (socket,) = (each for each in asked["sockets"] if each.get("family") == 2)
+def test_host_name_in_place_of_an_address_is_refused(questions_document: dict[str, Any], host: str) -> None:
+    (socket,) = (each for each in questions_document["sockets"] if each.get("family") == 2)
     socket["source"]["host"] = host
     with pytest.raises(IntegrityError, match="bad address"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_moved_addresses_must_be_addresses(asked: dict[str, Any]) -> None:
-    asked["moved_addresses"] = ["999.0.0.1/24@eth0"]
+def test_moved_addresses_must_be_addresses(questions_document: dict[str, Any]) -> None:
+    questions_document["moved_addresses"] = ["999.0.0.1/24@eth0"]
     with pytest.raises(IntegrityError, match="bad address"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_ids_must_refer_to_entries(asked: dict[str, Any]) -> None:
-    asked["processes"][0]["descriptors"] = [[0, 1 << 40]]
+def test_ids_must_refer_to_entries(questions_document: dict[str, Any]) -> None:
+    questions_document["processes"][0]["descriptors"] = [[0, 1 << 40]]
     with pytest.raises(IntegrityError, match="not in the questions"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_socket_as_a_directory_is_refused(asked: dict[str, Any]) -> None:
-    asked["processes"][0]["cwd"] = asked["sockets"][0]["id"]
+def test_socket_as_a_directory_is_refused(questions_document: dict[str, Any]) -> None:
+    questions_document["processes"][0]["cwd"] = questions_document["sockets"][0]["id"]
     with pytest.raises(IntegrityError, match="not in the questions"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_ids_must_be_unique(asked: dict[str, Any]) -> None:
-    asked["files"].append(asked["files"][0])
+def test_ids_must_be_unique(questions_document: dict[str, Any]) -> None:
+    questions_document["files"].append(questions_document["files"][0])
     with pytest.raises(IntegrityError, match="the same id"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_process_must_appear_once(asked: dict[str, Any]) -> None:
-    asked["processes"].append(asked["processes"][0])
+def test_process_must_appear_once(questions_document: dict[str, Any]) -> None:
+    questions_document["processes"].append(questions_document["processes"][0])
     with pytest.raises(IntegrityError, match="twice"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_lock_must_have_a_holder(asked: dict[str, Any]) -> None:
+def test_lock_must_have_a_holder(questions_document: dict[str, Any]) -> None:
     lock = {"kind": "flock", "exclusive": True, "pid": 1, "fd": 1, "start": 0, "end": None}
-    asked["locks"] = [lock]
+    questions_document["locks"] = [lock]
     with pytest.raises(IntegrityError, match="has a lock"):
-        _decode(asked)
+        _decode(questions_document)
 
 
-def test_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    content = msgspec.msgpack.encode(asked)
+def test_size_is_limited(questions_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    content = msgspec.msgpack.encode(questions_document)
     monkeypatch.setattr(module, "MOST_BYTES", len(content) - 1)
     with pytest.raises(IntegrityError, match="at most"):
         decode_questions(content)
@@ -126,9 +126,9 @@ def test_random_bytes_are_refused(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("flip", range(16))
-def test_damaged_questions_are_refused_or_read(asked: dict[str, Any], flip: int) -> None:
+def test_damaged_questions_are_refused_or_read(questions_document: dict[str, Any], flip: int) -> None:
     """Whichever bit is flipped, only the error of a refusal is raised."""
-    content = bytearray(msgspec.msgpack.encode(asked))
+    content = bytearray(msgspec.msgpack.encode(questions_document))
     for at in range(flip, len(content), 97):
         damaged = bytearray(content)
         damaged[at] ^= 1 << flip % 8

@@ -57,7 +57,7 @@ def _make(path: Path, content: bytes = _CONTENT) -> Path:
     return path
 
 
-def _move(asked: list[AskedFile], remove: Callable[[], object]) -> BaseException | None:
+def _move(asked_files: list[AskedFile], remove: Callable[[], object]) -> BaseException | None:
     """Send files; they are removed once they are read, as if the destination never had them. Return its failure."""
     failures: list[BaseException] = []
     with connected() as (source, destination):
@@ -74,8 +74,8 @@ def _move(asked: list[AskedFile], remove: Callable[[], object]) -> BaseException
         thread = in_thread(receive)
         reported: list[tuple[int, int]] = []
         try:
-            send_files(source, asked, lambda *progress: reported.append(progress))
-            total = sum(file.size for file in asked)
+            send_files(source, asked_files, lambda *progress: reported.append(progress))
+            total = sum(file.size for file in asked_files)
             assert (reported or [(0, 0)])[-1] == (total, total)
         except CrckptError:
             assert failures
@@ -98,17 +98,17 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _prepare(place: Path, *names: str) -> list[AskedFile]:
     """Make these files at their places; and copies, which remain when the places are removed."""
     copy = place.with_name("copy")
-    asked = []
+    asked_files = []
     for number, name in enumerate(names, 1):
         path = _make(place / name)
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).hardlink_to(path)
-        asked.append(_asked(path, number))
-    return asked
+        asked_files.append(_asked(path, number))
+    return asked_files
 
 
 def test_files_arrive_with_owner_mode_and_time(elsewhere: Path) -> None:
-    asked = _prepare(elsewhere, "one", "inner/two")
+    asked_files = _prepare(elsewhere, "one", "inner/two")
     inner = elsewhere / "inner"
     inner.chmod(0o751)
 
@@ -117,8 +117,8 @@ def test_files_arrive_with_owner_mode_and_time(elsewhere: Path) -> None:
         (inner / "two").unlink()
         inner.rmdir()
 
-    assert _move(asked, remove) is None
-    for file, path in zip(asked, (elsewhere / "one", inner / "two"), strict=True):
+    assert _move(asked_files, remove) is None
+    for file, path in zip(asked_files, (elsewhere / "one", inner / "two"), strict=True):
         found = path.stat()
         assert path.read_bytes() == _CONTENT
         assert found.st_ino != file.inode
@@ -134,13 +134,13 @@ def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
     directory.mkdir(mode=0o700)
     (elsewhere.with_name("copy")).mkdir()
     (elsewhere.with_name("copy") / "empty").hardlink_to(empty)
-    asked = [_asked(empty), _asked(directory, 2)]
+    asked_files = [_asked(empty), _asked(directory, 2)]
 
     def remove() -> None:
         empty.unlink()
         directory.rmdir()
 
-    assert _move(asked, remove) is None
+    assert _move(asked_files, remove) is None
     assert empty.read_bytes() == b""
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
@@ -148,8 +148,8 @@ def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
 def test_file_arrives_on_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a file system refuses O_TMPFILE: the file has a temporary name until it is complete."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
-    asked = _prepare(elsewhere, "one")
-    assert _move(asked, (elsewhere / "one").unlink) is None
+    asked_files = _prepare(elsewhere, "one")
+    assert _move(asked_files, (elsewhere / "one").unlink) is None
     assert [path.name for path in elsewhere.iterdir()] == ["one"]
     assert (elsewhere / "one").read_bytes() == _CONTENT
     assert (elsewhere / "one").stat().st_nlink == 1
@@ -157,7 +157,7 @@ def test_file_arrives_on_a_file_system_without_unnamed_files(elsewhere: Path, mo
 
 def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
     """Other files of the same transfer are removed again."""
-    asked = _prepare(elsewhere, "inner/one", "two")
+    asked_files = _prepare(elsewhere, "inner/one", "two")
 
     def change() -> None:
         (elsewhere / "inner/one").unlink()
@@ -165,7 +165,7 @@ def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
         (elsewhere / "two").unlink()
         (elsewhere / "two").write_bytes(b"mine")
 
-    failure = _move(asked, change)
+    failure = _move(asked_files, change)
     assert isinstance(failure, PreflightRefused)
     assert "does not replace it" in failure.message
     assert (elsewhere / "two").read_bytes() == b"mine"
@@ -173,7 +173,7 @@ def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
 
 
 def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
-    asked = _prepare(elsewhere, "inner/one")
+    asked_files = _prepare(elsewhere, "inner/one")
     (tmp_path / "trap").mkdir()
 
     def change() -> None:
@@ -181,7 +181,7 @@ def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
         (elsewhere / "inner").rmdir()
         (elsewhere / "inner").symlink_to(tmp_path / "trap")
 
-    failure = _move(asked, change)
+    failure = _move(asked_files, change)
     assert isinstance(failure, PreflightRefused)
     assert "symbolic link" in failure.message
     assert not any((tmp_path / "trap").iterdir())
@@ -189,13 +189,13 @@ def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.chown(path, 12345, 0)])
 def test_directory_writable_by_others_is_refused(elsewhere: Path, change: Callable[[Path], None]) -> None:
-    asked = _prepare(elsewhere, "inner/one")
+    asked_files = _prepare(elsewhere, "inner/one")
 
     def prepare() -> None:
         (elsewhere / "inner/one").unlink()
         change(elsewhere / "inner")
 
-    failure = _move(asked, prepare)
+    failure = _move(asked_files, prepare)
     assert isinstance(failure, PreflightRefused)
     assert "other users can change" in failure.message
     assert not any((elsewhere / "inner").iterdir())
@@ -208,15 +208,15 @@ def _make_secret(directory: Path, size: int) -> Path:
     return secret
 
 
-def _take_number(asked: AskedFile, other: Path) -> AskedFile:
+def _take_number(asked_file: AskedFile, other: Path) -> AskedFile:
     """The question about a file of another file system that has the number of `other`: its user can choose that."""
-    return replace(asked, inode=other.stat().st_ino, device=asked.device + 1)
+    return replace(asked_file, inode=other.stat().st_ino, device=asked_file.device + 1)
 
 
-def _give_to_user(asked: AskedFile, other: Path) -> AskedFile:
+def _give_to_user(asked_file: AskedFile, other: Path) -> AskedFile:
     """The question about what was a file of the user's, and is root's by now."""
     found = other.stat()
-    return replace(asked, inode=found.st_ino, device=found.st_dev)
+    return replace(asked_file, inode=found.st_ino, device=found.st_dev)
 
 
 @pytest.mark.parametrize("mislead", [_take_number, _give_to_user])
@@ -224,17 +224,17 @@ def test_link_to_a_file_of_root_is_not_followed(tmp_path: Path, mislead: Callabl
     """The user of the tree replaces a file that the source has found sendable by the link."""
     secret = _make_secret(tmp_path, len(_CONTENT))
     path = _make(tmp_path / "library")
-    asked = mislead(_asked(path), secret)
+    asked_file = mislead(_asked(path), secret)
     path.unlink()
     path.symlink_to(secret)
     with connected() as (source, _), pytest.raises(DumpFailed, match=r"has changed since the check|was replaced since"):
-        send_files(source, [asked])
+        send_files(source, [asked_file])
 
 
 def test_link_created_after_the_digest_is_not_followed(tmp_path: Path) -> None:
     secret = _make_secret(tmp_path, len(_CONTENT))
     path = _make(tmp_path / "library")
-    asked, taken = _asked(path), Collected()
+    asked_file, taken = _asked(path), Collected()
 
     def receive() -> None:
         digests = tuple(file.digest for file in decode_files(destination.receive(Files).content))
@@ -248,14 +248,14 @@ def test_link_created_after_the_digest_is_not_followed(tmp_path: Path) -> None:
     with connected() as (source, destination):
         thread = in_thread(receive)
         with pytest.raises(DumpFailed, match=r"has changed since the check|was replaced since"):
-            send_files(source, [asked])
+            send_files(source, [asked_file])
         source.close()
         thread.join()
     assert taken.content == b""
 
 
 def test_access_control_list_does_not_widen_the_group(elsewhere: Path) -> None:
-    asked = _prepare(elsewhere, "one")
+    asked_files = _prepare(elsewhere, "one")
     # For uid 4322 to read: the bits of the group are the mask then (acl(5), linux/posix_acl_xattr.h).
     entries = ((1, 6, -1), (2, 4, _OWNER + 1), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1))
     content = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
@@ -264,28 +264,28 @@ def test_access_control_list_does_not_widen_the_group(elsewhere: Path) -> None:
     except OSError as error:
         pytest.skip(f"no access control lists here: {error.strerror}")
     assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o640
-    assert _move(asked, (elsewhere / "one").unlink) is None
+    assert _move(asked_files, (elsewhere / "one").unlink) is None
     assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o600
 
 
 def test_content_changed_during_the_transfer_is_refused(elsewhere: Path) -> None:
-    asked = _prepare(elsewhere, "one")
+    asked_files = _prepare(elsewhere, "one")
 
     def change() -> None:
         (elsewhere / "one").unlink()
         (elsewhere.with_name("copy") / "one").write_bytes(_CONTENT[::-1])
 
-    failure = _move(asked, change)
+    failure = _move(asked_files, change)
     assert isinstance(failure, IntegrityError)
     assert not any(elsewhere.iterdir())
 
 
 def test_file_that_would_belong_to_another_user_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user id belongs to another user at the destination."""
-    asked = _prepare(elsewhere, "one")
+    asked_files = _prepare(elsewhere, "one")
     names = iter(("ada", "bob"))
     monkeypatch.setattr(module, "find_user_name", lambda _uid: next(names))
-    failure = _move(asked, (elsewhere / "one").unlink)
+    failure = _move(asked_files, (elsewhere / "one").unlink)
     assert isinstance(failure, PreflightRefused)
     assert "belongs to the user ada on the source, whose number is that of bob here" in failure.message
     assert not any(elsewhere.iterdir())
@@ -329,7 +329,7 @@ def test_system_directories_are_refused() -> None:
 def test_move_that_lacks_only_files_is_possible_after_sending(
     target: StatementRunner, there: Path, elsewhere: Path
 ) -> None:
-    asked = _prepare(elsewhere, "one")
+    asked_files = _prepare(elsewhere, "one")
     target.do(f"held = open({str(elsewhere / 'one')!r})")
     plan = target_at(target.pid, there)
     questions = ask_about(plan)
@@ -337,7 +337,7 @@ def test_move_that_lacks_only_files_is_possible_after_sending(
     found = report(plan, questions, answer_in(NEW_PIDS, questions, there))
     assert [each.key for each in found.blockers] == ["file-missing"]
     (sent,) = plan_sending(questions, found)
-    assert sent.path == asked[0].path
+    assert sent.path == asked_files[0].path
     (elsewhere / "one").hardlink_to(elsewhere.with_name("copy") / "one")
     assert _move([sent], (elsewhere / "one").unlink) is None
     assert answer_in(NEW_PIDS, questions, there).blockers == ()

@@ -99,8 +99,8 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
 
 
 def test_preload_library_restarts_calls_in_the_trees_own_mounts() -> None:
-    apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
-    observation = replace(with_tree(apart), waits=(WaitingThread(100, 100, "epoll_wait"),))
+    root_with_own_mounts = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
+    observation = replace(with_tree(root_with_own_mounts), waits=(WaitingThread(100, 100, "epoll_wait"),))
     assert keys(plan(observation).warnings) == ["mount-namespace"]
 
 

@@ -67,9 +67,11 @@ def test_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host
     ids = planned.tree.root.ids
     assert ids is not None
     other = KernelIds(ids.files, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
-    apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
-    assert find_needed_files(apart) == ()
-    assert judge_restore(replace(planned, tree=apart), replace(host, files={})).blockers == ()
+    in_own_namespace = replace(
+        planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:])
+    )
+    assert find_needed_files(in_own_namespace) == ()
+    assert judge_restore(replace(planned, tree=in_own_namespace), replace(host, files={})).blockers == ()
 
 
 def test_uses_name_process_and_use(tree: ImageTree) -> None:

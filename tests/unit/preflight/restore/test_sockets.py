@@ -85,6 +85,8 @@ def test_tree_with_its_own_network_binds_nothing_here(planned: PlannedRestore) -
     ids = planned.tree.root.ids
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, net=ids.namespaces.net + 1))
-    apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
+    in_own_namespace = replace(
+        planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:])
+    )
     assert list(find_bound_sockets(planned))
-    assert list(find_bound_sockets(replace(planned, tree=apart))) == []
+    assert list(find_bound_sockets(replace(planned, tree=in_own_namespace))) == []

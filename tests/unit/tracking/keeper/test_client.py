@@ -89,11 +89,11 @@ def test_socket_of_a_tracker_that_does_not_answer_is_kept(root: proc.Process) ->
 
 
 def test_tracker_describes_itself(root: proc.Process) -> None:
-    with listening(root) as listener, answering(listener, Answer(keeper=KEEPER)) as asked:
+    with listening(root) as listener, answering(listener, Answer(keeper=KEEPER)) as requests:
         ((found, held),) = (one for one in keepers(root.pid) if isinstance(one, tuple))
         held.close()
     assert found == KEEPER
-    assert asked == [KeeperRequest("tell")]
+    assert requests == [KeeperRequest("tell")]
 
 
 def test_running_dump_is_named(root: proc.Process) -> None:
