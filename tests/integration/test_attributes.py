@@ -234,8 +234,8 @@ def test_program_of_our_user_joins_our_session_keyring(crckpt: Crckpt) -> None:
         assert "crckpt-restores" in _session_after(crckpt, tree)
 
 
-def test_programs_with_other_rights_share_no_session_keyring(crckpt: Crckpt) -> None:
-    """Who has a keyring can read the keys of all who have it. The threads of a program share theirs."""
+def test_programs_with_other_rights_get_their_own_session_keyring(crckpt: Crckpt) -> None:
+    """A process with a keyring can read the keys of all that have it. The threads of a program share one."""
     case = program("attributes", "session_keyring")
     fewer = 'setpriv --bounding-set=-dac_override --inh-caps=-dac_override "$@" & wait'
     with stopped(crckpt, Case(case.name, ("sh", "-c", fewer, "sh", *case.argv))) as tree:

@@ -35,7 +35,7 @@ def overwriting(how: str, directory: Path) -> Iterator[tuple[str, Path]]:
         yield str(process.pid), work / "made"
 
 
-def test_processes_of_its_user_do_not_get_around_its_filters(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_processes_of_the_same_user_cannot_use_criu_to_get_around_filters(crckpt: Crckpt, tmp_path: Path) -> None:
     with overwriting("opens", tmp_path) as (pid, made):
         for _ in range(3):
             crckpt.run("dump", pid, JOB)
@@ -51,8 +51,10 @@ def test_program_whose_memory_another_process_has_open_is_refused(crckpt: Crckpt
 
 
 @pytest.mark.parametrize("words", [(), ("--pre-copy",)], ids=["at once", "in rounds"])
-def test_program_notices_nothing_of_that(crckpt: Crckpt, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Its files in /proc stay its own, and its sleep goes on. Only one of its threads has filters."""
+def test_filtered_program_keeps_its_proc_files_and_its_sleep(
+    crckpt: Crckpt, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Only one of the program's threads has filters."""
     with running(compile_overwritten(tmp_path), "reads", str(tmp_path / "counts")) as process:
         for _ in range(2):
             crckpt.run("dump", str(process.pid), JOB, *words)

@@ -154,8 +154,11 @@ program.run(step)
 """
 
 
-def test_pipe_can_be_opened_anew(crckpt: Crckpt) -> None:
-    """Through /proc, as /dev/stdout is: by its owner alone. One that is open both to read and to write crckpt makes."""
+def test_user_can_open_its_restored_pipe_again_through_proc(crckpt: Crckpt) -> None:
+    """Only the owner of a pipe can open it again, as /dev/stdout does.
+
+    crckpt creates an end for reading and writing.
+    """
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", OPENS, "{workdir}")
     with started(Case("opens", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         before = tree.counters()
@@ -256,7 +259,7 @@ main()
 """
 
 
-def test_signals_of_a_lease_have_no_rights_of_roots(crckpt: Crckpt) -> None:
+def test_signals_of_a_lease_are_sent_with_the_rights_of_the_user(crckpt: Crckpt) -> None:
     """A program that root executes later, as sudo(8), would get them, although its user cannot signal it."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", LEASES, "{workdir}")
     with started(Case("leases", (*AS_NOBODY, *words), user=NOBODY)) as tree:

@@ -117,8 +117,10 @@ def noted_cpus(pid: int, places: list[tuple[int, int, int]]) -> set[int]:
 
 @pytest.mark.parametrize("words", [(), ("--new-pid-namespace",)], ids=["pids", "new"])
 @pytest.mark.parametrize("dumpable", [1, 0])
-def test_flag_and_sequences_come_back_as_they_were(crckpt: Crckpt, dumpable: int, words: tuple[str, ...]) -> None:
-    """In every thread, and the kernel goes on to write there on which CPU it runs."""
+def test_dumpable_flag_and_restartable_sequences_are_restored(
+    crckpt: Crckpt, dumpable: int, words: tuple[str, ...]
+) -> None:
+    """Every thread has its sequence, and the kernel again writes the CPU that the thread runs on."""
     with started(case_of("awake", AWAKE, str(dumpable))) as tree:
         wait_for(lambda: len(list(Path(f"/proc/{tree.pid}/task").iterdir())) == 4, READY_S, "its threads")
         before, counters = areas(tree.pid), tree.counters()
@@ -143,8 +145,8 @@ def watched(pid: int) -> Iterator[subprocess.Popen[str]]:
         yield watcher
 
 
-def test_user_gets_nothing_of_criu(crckpt: Crckpt) -> None:
-    """As soon as they may look into a restored process, it has only its own descriptors, and no code of CRIU."""
+def test_restored_process_has_no_descriptor_or_code_of_criu_once_its_user_can_look(crckpt: Crckpt) -> None:
+    """The process has only its own descriptors then."""
     with started(case_of("filtered", FILTERED)) as tree:
         links = {each.name: str(each.readlink()) for each in Path(f"/proc/{tree.pid}/fd").iterdir()}
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
@@ -208,7 +210,7 @@ def end(pid: int) -> None:
     ],
     ids=["registration", "instruction", "flag"],
 )
-def test_program_without_them_does_not_run(
+def test_program_does_not_run_if_a_last_call_fails(
     crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, why: str
 ) -> None:
     """The kernel refuses a call, or the memory has something else in the place of the instruction."""
@@ -225,8 +227,10 @@ def test_program_without_them_does_not_run(
         tree.wait_growth(before)
 
 
-def test_program_without_a_vdso_makes_them_too(crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does by its own code, which is as before then."""
+def test_program_without_a_vdso_makes_the_last_calls_by_its_own_code(
+    crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of the program is afterwards as before."""
     finds_none = restore_library(tmp_path, "if (!memcmp(code + i", "if (0 && !memcmp(code + i")
     with started(case_of("awake", AWAKE, "1")) as tree:
         before, counters = areas(tree.pid), tree.counters()
@@ -240,7 +244,7 @@ def test_program_without_a_vdso_makes_them_too(crckpt: Crckpt, tmp_path: Path, m
         assert Path(f"/proc/{tree.pid}/mem").stat().st_uid == NOBODY
 
 
-def test_criu_without_the_library_builds_no_tree(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_criu_that_does_not_load_the_library_fails_the_restore(crckpt: Crckpt, tmp_path: Path) -> None:
     drops = executable(tmp_path / "criu", f'unset CRCKPT_CRIU_PRELOAD\nexec {find(None, None).path} "$@"')
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         result = crckpt.run("restore", JOB, "--detach", "--criu", str(drops), status=FAILED)

@@ -91,7 +91,7 @@ def stranger(report: Path, *pids: int) -> Iterator[None]:
 
 
 def test_no_other_user_finds_the_socket_of_a_dump(crckpt: Crckpt, tmp_path: Path) -> None:
-    """It cannot connect, fill the queue, or send a descriptor whose close takes 30 s."""
+    """Another user cannot connect, fill the queue, or send a descriptor whose close takes 30 s."""
     report = tmp_path / "report"
     with started(BY_NAME["unix-sockets"]) as tree, stranger(report):
         began = time.monotonic()

@@ -111,7 +111,7 @@ def test_file_on_an_unanswering_file_system_has_only_its_path(unanswering: int, 
     assert (found.target, found.mode, found.size, found.links) == (str(tmp_path), 0, 0, 0)
 
 
-def test_details_of_an_epoll_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_of_an_epoll_are_kept_once_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel lists what an epoll watches for each of its descriptors: any user may have thousands of them."""
     with select.epoll() as epoll, ExitStack() as opened:
         for _ in range(500):

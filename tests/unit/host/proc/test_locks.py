@@ -137,7 +137,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("find", [read_held_locks, find_writers], ids=["locks", "writers"])
-def test_what_epolls_of_others_watch_is_not_read(tmp_path: Path, find: Callable[[list[str]], object]) -> None:
+def test_epolls_of_others_are_not_read(tmp_path: Path, find: Callable[[list[str]], object]) -> None:
     """The kernel lists all that an epoll watches for each of its descriptors, of which any user may have many."""
     file = tmp_path / "file"
     file.touch()

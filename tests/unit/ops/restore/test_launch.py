@@ -12,8 +12,8 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.launch import create_holders, write_holders
 
 
-def test_tree_whose_users_do_not_all_fit_is_not_restored(tmp_path: Path, tree: ImageTree) -> None:
-    """Those that were left out would get everything from root."""
+def test_tree_with_more_groups_than_the_table_holds_is_not_restored(tmp_path: Path, tree: ImageTree) -> None:
+    """Processes that are missing in the table would get everything from root."""
     first = next(process for process in tree.processes if process.core.rights is not None)
     assert first.core.rights is not None
     rights = replace(first.core.rights, uids=(1234,) * 4, groups=frozenset(range(65536)))

@@ -83,8 +83,8 @@ def run(how: str) -> tuple[object, str]:
     return json.loads(ended.stdout), ended.stderr
 
 
-def test_code_in_a_process_is_connected_without_a_name() -> None:
-    """It gets one descriptor, and CRIU is told of no stop. The next process, too."""
+def test_code_of_criu_in_a_process_gets_one_end_of_a_socket_pair() -> None:
+    """The process gets one descriptor, and CRIU learns of no stop. The next process is connected in the same way."""
     assert run("runs") == (["1 more", False, False] * 2, "")
 
 
@@ -94,6 +94,6 @@ def test_process_without_free_descriptors_is_not_connected() -> None:
     assert text == "EMFILE" * 2
 
 
-def test_end_of_the_process_is_left_for_criu() -> None:
-    """Its handler of SIGCHLD finds it."""
+def test_criu_itself_finds_the_end_of_the_process() -> None:
+    """CRIU's handler of SIGCHLD finds the ended process."""
     assert run("ends") == (["ECONNABORTED"] * 2, "")

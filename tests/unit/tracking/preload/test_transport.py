@@ -117,15 +117,15 @@ def run(code: str) -> object:
 
 
 def test_messages_of_others_never_arrive() -> None:
-    """Not even root's: they fill no queue, and bring no descriptor. CRIU's own arrive whole."""
+    """Messages of others, even of root, fill no queue and bring no descriptor. CRIU's own arrive completely."""
     assert run(SENDS) == ["sent", "sent", ["ours", 2, 0], ["more of ours", 1, 0], "nothing more", 3]
 
 
-def test_names_cannot_be_taken_before() -> None:
-    """One of them does not tell the others."""
+def test_name_of_one_socket_does_not_tell_the_others() -> None:
+    """Another process cannot take a name before CRIU does."""
     assert run(TAKEN) == ["text", "answer"]
 
 
-def test_store_of_descriptors_takes_only_its_own() -> None:
-    """Others cannot send before it is connected to itself, nor after that (EPERM: the sender says nothing)."""
+def test_store_of_descriptors_accepts_only_its_own_messages() -> None:
+    """Others cannot send before the store is connected to itself, nor after that (EPERM: the sender prints nothing)."""
     assert run(STORES) == ["sent", "", ["x", 1], "to a program"]
