@@ -140,7 +140,8 @@ _UNNAMED = tuple(re.sub(r"\(\?P<\w+>", "(?:", engine.pattern) for engine in (*OU
 TELLING = re.compile(
     r"Error \(|(?<![Ww]arn  )\((?:criu|compel)/[\w./-]{1,60}:\d{1,6}\): |[Uu]nable to interrupt|Can't connect to server"
     "|CRIU needs to have|Running as non-root|BUG at |no answer while|(?:CHAIN|RULE)_[A-Z_]{1,20} failed"
-    "|cannot be entered: |the last calls of |error while loading shared libraries|Can't exec criu swrk"
+    "|cannot be entered: |the last calls of |has system call filters, and |error while loading shared libraries"
+    "|Can't exec criu swrk"
     "|criu: (?:unrecognized|invalid) option"
     # CRIU's own lines, of which a log has many, begin with a time, and those of others do not.
     rf"|^(?!\(\d)[^\n]*?(?:{'|'.join(_UNNAMED)})",

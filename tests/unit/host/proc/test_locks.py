@@ -115,12 +115,15 @@ def test_many_locks_on_other_files_take_limited_time(tmp_path: Path, monkeypatch
     """For each page of /proc/locks the kernel starts from the first lock: the time grows with the square."""
     file = tmp_path / "file"
     file.touch()
+    look = partial(read_held_locks, [str(file)])
     with ExitStack() as programs:
         for number in range(10):
             programs.enter_context(locked(tmp_path / str(number), MANY))
-        whole = spend_once(partial(read_held_locks, [str(file)]))
+        whole = spend_once(look)
         monkeypatch.setattr(file_users, "_LOOKS_FOR_S", 0.001)
-        assert 4 * spend_once(partial(read_held_locks, [str(file)])) < whole
+        limited = spend_once(look)
+    # What is left is to look at the programs themselves.
+    assert 1.5 * limited < whole
 
 
 WATCHES: Final = """
