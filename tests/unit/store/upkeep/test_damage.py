@@ -148,7 +148,7 @@ def test_intact_pack_under_another_name_is_damage(tmp_path: Path) -> None:
     two = store(repository, tmp_path, of_pages(*range(500, 600)), described("two", details=b"2"))
     path = pack_path(repository, one.packs[0].digest)
     shutil.copy(pack_path(repository, two.packs[0].digest), path)
-    with pytest.raises(IntegrityError, match="frame table is not its name"):
+    with pytest.raises(IntegrityError, match="frame table differs from its name"):
         details_of(repository, one)
     assert verify(repository).lost == (one.id,)
 
