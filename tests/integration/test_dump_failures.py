@@ -121,8 +121,7 @@ def test_interruption_does_not_wait_for_a_blocked_criu(crckpt: Crckpt) -> None:
     """CRIU may wait for memory of the tree that is not served. CRIU is ended, and the tree keeps running."""
     trace = ctypes.CDLL(None, use_errno=True).ptrace
     with started(COUNTER) as tree:
-        dump = _dump(crckpt, tree, ())
-        assert wait_for_moment(MOMENTS["frozen"], crckpt.store, tree, dump)
+        dump = _dump_at("frozen", crckpt, tree)
         dump.send_signal(signal.SIGSTOP)  # so that it starts no more while we look
         criu = [found.pid for found in psutil.Process(dump.pid).children(recursive=True)]
         # What waits for a debugger is deaf to SIGCONT, too: PTRACE_SEIZE, PTRACE_INTERRUPT.
@@ -324,8 +323,7 @@ def test_second_concurrent_dump_freezes_nothing(crckpt: Crckpt) -> None:
 def _with_criu_killed_at(name: str, crckpt: Crckpt, tree: Tree) -> tuple[int, str]:
     """CRIU may be faster than we are: then once more."""
     for _ in range(5):
-        dump = crckpt.start("dump", str(tree.pid), "job")
-        assert wait_for_moment(MOMENTS[name], crckpt.store, tree, dump)
+        dump = _dump_at(name, crckpt, tree)
         kill_below(dump.pid)
         _, error = dump.communicate(timeout=ENDS_WITHIN_S)
         if dump.returncode != 0:
@@ -379,12 +377,20 @@ def _dump(crckpt: Crckpt, tree: Tree, mode: tuple[str, ...], **environment: str)
     return crckpt.start("dump", str(tree.pid), "job", *tcp, *mode, **environment)
 
 
+def _dump_at(name: str, crckpt: Crckpt, tree: Tree, **environment: str) -> subprocess.Popen[str]:
+    """A dump that is seen at this moment. It may be over before we look: then once more."""
+    for _ in range(20):
+        dump = _dump(crckpt, tree, (), **environment)
+        if wait_for_moment(MOMENTS[name], crckpt.store, tree, dump):
+            return dump
+    raise AssertionError(f"{name}: the dump always was faster")
+
+
 def _orphan_criu_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
     """A CRIU that writes images and has lost its crckpt. It may be faster than we are: then once more."""
     for _ in range(5):
         # crckpt stops by itself when CRIU has ended: it makes no checkpoint, even if we come too late.
-        dump = crckpt.start("dump", str(tree.pid), "job", "--tcp", "keep", CRCKPT_STOP_AT="pending.create")
-        assert wait_for_moment(MOMENTS["images"], crckpt.store, tree, dump)
+        dump = _dump_at("images", crckpt, tree, CRCKPT_STOP_AT="pending.create")
         if orphans := orphans_of(dump):
             return orphans
     raise AssertionError("CRIU always was faster")

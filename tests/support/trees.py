@@ -170,7 +170,8 @@ class Tree:
         while not self._is_over.wait(0.02):
             for pid in self._all if self._has_ended() else self._all[1:]:
                 with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                    # Ends only: a stop is for the test, if that traces the process.
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
     def _has_ended(self) -> bool:
         return self._process.poll() is not None
