@@ -23,7 +23,6 @@ from trees import NOBODY, PYTHON, READY_S, Case, open_workdir, started, wait_for
 
 from crckpt.criu.find import find
 from crckpt.errors import RestoreFailed
-from crckpt.host.syscalls import ptrace_requests
 from crckpt.ops.context import Context
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore
@@ -97,16 +96,26 @@ def case_of(name: str, program: str, *arguments: str) -> Case:
     return Case(name, (*AS_NOBODY, *words), user=NOBODY)
 
 
+AREAS: Final = """
+import json, os, struct, sys
+from crckpt.host.syscalls import ptrace_requests
+found = []
+for tid in sorted(map(int, os.listdir(f"/proc/{sys.argv[1]}/task"))):
+    ptrace_requests.seize(tid)
+    ptrace_requests.interrupt(tid)
+    os.waitpid(tid, 0x40000000)  # __WALL
+    found.append(struct.unpack_from("<QII", ptrace_requests.read_state(tid, ptrace_requests.RSEQ)))
+    ptrace_requests.call("detach", tid)
+print(json.dumps(found))
+"""
+
+
 def areas(pid: int) -> list[tuple[int, int, int]]:
     """The area of each thread, as the kernel has it: address, size and signature."""
-    found = []
-    for tid in sorted(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()):
-        ptrace_requests.seize(tid)
-        ptrace_requests.interrupt(tid)
-        os.waitpid(tid, 0x40000000)
-        found.append(struct.unpack_from("<QII", ptrace_requests.read_state(tid, ptrace_requests.RSEQ)))
-        ptrace_requests.call("detach", tid)
-    return found
+    # In a process of its own: here, whoever reaps the tree would take the stop that is waited for.
+    words = (sys.executable, "-c", AREAS, str(pid))
+    found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=READY_S)
+    return [tuple(each) for each in json.loads(found.stdout)]
 
 
 def noted_cpus(pid: int, places: list[tuple[int, int, int]]) -> set[int]:

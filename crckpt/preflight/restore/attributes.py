@@ -252,7 +252,8 @@ def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[F
             maker = found.record.owner if found.record.is_listening else found.record.maker
             # Only the server would be told who has connected a client that waits: each who shares it may have.
             others = {*maker[:1], *(sharers[file.id] if peer in listening else ())} - set(trusted)
-            if maker and others:
+            # Before a move, rights are not known yet: the restore there asks again.
+            if maker and others and found.pid in users:
                 yield cause("maker-lost").finding(user=min(others), now=trusted[1], **values)
         elif found.record.owner and found.record.owner[0] not in trusted and peer not in outside:
             yield cause("peer-lost").finding(user=found.record.owner[0], **values)
