@@ -24,16 +24,8 @@ from typing import Final
 
 from crckpt.causes import Finding, cause
 from crckpt.host import proc
-from crckpt.host.network.devices import (
-    Device,
-    HostAddress,
-    find_holder,
-    find_route,
-    parse_address,
-    read_devices,
-    read_routes,
-    remove,
-)
+from crckpt.host.network.address import HostAddress, parse_address
+from crckpt.host.network.devices import Device, find_holder, find_route, read_devices, read_routes, remove
 from crckpt.host.network.packet_filter import find_removal, lock_removed
 from crckpt.host.probes.network import move_ip
 from crckpt.host.probes.trial import probe_in_child

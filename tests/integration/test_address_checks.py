@@ -11,8 +11,9 @@ from networks import DEVICE, Lan, Machine, lan
 
 from crckpt.causes import Finding
 from crckpt.errors import HostCannot
+from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import claim, find_fences, finish_release, give_up, lift_fence, raise_fence, release
-from crckpt.host.network.devices import HostAddress, parse_address, remove
+from crckpt.host.network.devices import remove
 from crckpt.host.process import run
 from crckpt.migrate.addresses import check_destination, check_source
 from crckpt.model import MoveId

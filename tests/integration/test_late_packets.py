@@ -12,7 +12,7 @@ import pytest
 from networks import DEVICE, WITHIN_S, Lan, lan
 from trees import wait_for
 
-from crckpt.host.network.devices import HostAddress, parse_address
+from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.late_packets import capturing, deliver
 
 PORT = 7070

@@ -21,8 +21,8 @@ from trees import PROGRAMS, runs, wait_for
 from crckpt.errors import HostCannot
 from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host.network import claim as steps
+from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import lift_fence, raise_fence
-from crckpt.host.network.devices import HostAddress, parse_address
 from crckpt.migrate.addresses import check_destination, check_source, leave_source, unlocked_source
 from crckpt.model import MoveId, RunId
 

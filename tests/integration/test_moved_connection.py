@@ -16,7 +16,7 @@ from stopped_trees import JOB
 from trees import wait_for
 
 from crckpt.helper.address_guard.client import guarded_addresses
-from crckpt.host.network.devices import HostAddress, parse_address
+from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.migrate.addresses import leave_source, unlocked_source
 from crckpt.model import MoveId, RunId
 from crckpt.store import Repository

@@ -7,7 +7,7 @@ line on stdin after the last.
 import sys
 
 from crckpt.helper.address_guard.client import guarded_addresses
-from crckpt.host.network.devices import parse_address
+from crckpt.host.network.address import parse_address
 from crckpt.model import MoveId
 
 move_id, last, *addresses = sys.argv[1:]

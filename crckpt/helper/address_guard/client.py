@@ -11,8 +11,8 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.helper.kinds import ADDRESS_GUARD
 from crckpt.helper.start import StartedHelper, start_helper
+from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import give_up, table_name
-from crckpt.host.network.devices import HostAddress
 from crckpt.host.proc import LiveRoot
 from crckpt.host.steps import step
 from crckpt.model import MoveId

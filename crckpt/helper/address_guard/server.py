@@ -18,9 +18,9 @@ from crckpt.errors import HostCannot, error_text
 from crckpt.helper.address_guard.client import GuardAnswer, GuardRequest
 from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, open_control
 from crckpt.helper.kinds import ADDRESS_GUARD
+from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.announcements import Announcer
 from crckpt.host.network.claim import claim, finish_release, give_up, release
-from crckpt.host.network.devices import HostAddress, parse_address
 from crckpt.host.proc import LiveRoot
 from crckpt.host.process.orphans import end_unfinished_trees
 from crckpt.model import MoveId

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.network.devices import HostAddress
+from crckpt.host.network.address import HostAddress
 
 _ETHERNET: Final = 1  # ARPHRD_ETHER, linux/if_arp.h
 

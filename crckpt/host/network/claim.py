@@ -19,7 +19,8 @@ from ipaddress import ip_address
 from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.host.network.devices import HostAddress, add_silently, find_holder, find_route, make_ordinary, remove
+from crckpt.host.network.address import HostAddress
+from crckpt.host.network.devices import add_silently, find_holder, find_route, make_ordinary, remove
 from crckpt.host.network.packet_filter import find_nft
 from crckpt.host.proc.net import InetTable, read_inet
 from crckpt.host.process import run

@@ -19,8 +19,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.network.address import HostAddress
 from crckpt.host.network.announcements import make_checksum
-from crckpt.host.network.devices import HostAddress
 
 _MOST_PACKETS: Final = 256
 _MOST_BYTES: Final = 256 << 10

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from crckpt.errors import HostCannot
 from crckpt.host.network import packet_filter
+from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import raise_fence
-from crckpt.host.network.devices import HostAddress
 from crckpt.host.observe.sock_diag import ask_for_sockets
 from crckpt.host.probes.trial import Fact, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run

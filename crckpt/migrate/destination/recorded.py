@@ -10,8 +10,8 @@ from msgspec import convert
 
 from crckpt.errors import NOTHING_LEFT, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.helper.address_guard.client import GuardedAddresses, guarded_addresses
+from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import give_up
-from crckpt.host.network.devices import HostAddress
 from crckpt.host.proc import LiveRoot, identify_live_root, read_process
 from crckpt.host.process.orphans import end_unfinished_trees
 from crckpt.migrate.addresses import list_destination_addresses

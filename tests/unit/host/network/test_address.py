@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crckpt.errors import UsageError
-from crckpt.host.network.devices import HostAddress, parse_address
+from crckpt.host.network.address import HostAddress, parse_address
 
 
 @pytest.mark.parametrize(

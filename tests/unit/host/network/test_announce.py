@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 
+from crckpt.host.network.address import HostAddress
 from crckpt.host.network.announcements import make_announcements
-from crckpt.host.network.devices import HostAddress
 
 MAC = bytes.fromhex("020000000002")
 IPV4 = HostAddress("10.77.0.100", 24, "eth0")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crckpt.host.network.devices import parse_address
+from crckpt.host.network.address import parse_address
 from crckpt.host.network.late_packets import deliver, parse_packet
 
 SOURCE, TARGET = bytes([10, 77, 0, 3]), bytes([10, 77, 0, 100])
