@@ -244,18 +244,19 @@ def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[F
         file = found.file
         values = {"fd": found.fd, "pid": found.pid, "comm": comms[found.pid]}
         # With the rights of this user it is made again.
-        trusted = (0, users.get(found.pid, 0))
+        user = users.get(found.pid)
         peer = file.peer if isinstance(file, UnixSocket) else 0
         # Clients and servers are told of each other at once. The kernel keeps who opened a socket, and judges by that
         # what other sockets than unix sockets send.
-        if found.record.is_listening or peer in listening or not isinstance(file, UnixSocket):
+        if user is None:
+            pass  # before a move, rights are not known yet: the restore there asks again
+        elif found.record.is_listening or peer in listening or not isinstance(file, UnixSocket):
             maker = found.record.owner if found.record.is_listening else found.record.maker
             # Only the server would be told who has connected a client that waits: each who shares it may have.
-            others = {*maker[:1], *(sharers[file.id] if peer in listening else ())} - set(trusted)
-            # Before a move, rights are not known yet: the restore there asks again.
-            if maker and others and found.pid in users:
-                yield cause("maker-lost").finding(user=min(others), now=trusted[1], **values)
-        elif found.record.owner and found.record.owner[0] not in trusted and peer not in outside:
+            others = {*maker[:1], *(sharers[file.id] if peer in listening else ())} - {0, user}
+            if maker and others:
+                yield cause("maker-lost").finding(user=min(others), now=user, **values)
+        elif found.record.owner and found.record.owner[0] not in (0, user) and peer not in outside:
             yield cause("peer-lost").finding(user=found.record.owner[0], **values)
         if found.record.has_keys:
             yield cause("tcp-keys-lost").finding(**values)
@@ -298,7 +299,7 @@ def find_separate_sessions(tree: ImageTree) -> dict[int, int]:
 
 
 def _powers_of(process: ImageProcess) -> tuple[object, ...]:
-    """What a process may do, and whether others of its user may trace it."""
+    """The rights of a process, and whether others of its user may trace it."""
     rights, memory = process.core.rights, process.memory
     is_dumpable = memory is not None and memory.dumpable == 1
     return (rights.uids, rights.gids, rights.capabilities[1], is_dumpable) if rights is not None else ()

@@ -110,6 +110,18 @@ def test_waiting_client_that_another_user_may_have_connected_is_reported(
     assert any("is a socket of user 1234; after a restore" in each for each in found) == is_lost
 
 
+@pytest.mark.parametrize("are_known", [True, False])
+def test_users_of_connected_sockets_are_judged_only_if_the_rights_are_known(tree: ImageTree, are_known: bool) -> None:
+    """Before a move they are not: the restore on the other host judges."""
+    ends = UnixSocket(9001, 9001, "stream", "established", peer=9002), UnixSocket(9002, 9002, "stream", "established")
+    process = tree.root if are_known else _with_core(tree.root, rights=None)
+    process = replace(process, descriptors=(OpenDescriptor(50, ends[0], close_on_exec=False),))
+    connected = replace(tree, processes=(process,), files=ends)
+    record = replace(of_root(tree), sockets=(SocketRecord(process.pid, 50, 9001, 1, 1, 0, owner=(1234, 1234)),))
+    found = [each.key for each in judge_attributes(record, connected, HostAttributes(TWO)).weaker]
+    assert ("peer-lost" in found) == are_known
+
+
 def test_processes_with_other_rights_than_their_parent_do_not_share_its_session_keyring(tree: ImageTree) -> None:
     """The record of a checkpoint does not change that."""
     root, rights, memory = tree.root, tree.root.core.rights, tree.root.memory
