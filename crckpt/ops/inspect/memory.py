@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -83,7 +83,7 @@ class Memory:
     def __init__(self, reading: Reader, process: ImageProcess, status: int = -1) -> None:
         """Read nothing but the index. A zombie has no regions. `status`: only maps that have one of these bits."""
         vmas = process.memory.vmas if process.memory is not None else ()
-        self.regions = tuple(_regions(reading.files, process, [vma for vma in vmas if vma.status & status]))
+        self.regions = tuple(_regions(reading.page_maps, process, [vma for vma in vmas if vma.status & status]))
         self._reading = reading
 
     def runs(self, region: Region) -> Iterator[tuple[int, memoryview]]:
@@ -192,10 +192,9 @@ def find_unsound_vdsos(reading: Reader, processes: Iterable[ImageProcess]) -> fr
     return frozenset(found)
 
 
-def _regions(files: Iterable[StoredFile], process: ImageProcess, vmas: Iterable[mm.Vma]) -> Iterator[Region]:
+def _regions(stored: Mapping[str, StoredFile], process: ImageProcess, vmas: Iterable[mm.Vma]) -> Iterator[Region]:
     mapped = {file.id: file for file in process.mapped}
     extents: dict[str, Extents] = {}
-    stored = {file.pagemap: file for file in files}
     for vma in vmas:
         file = None if vma.file_id is None else mapped[vma.file_id]
         # The page map that has its pages: that of the process, or that of its shared memory.

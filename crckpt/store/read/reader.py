@@ -69,14 +69,15 @@ _ZEROS: Final = memoryview(bytearray(1 << 20))
 class Reader:
     """Reads the image files of a checkpoint; several may be read at once, each in its own thread.
 
-    `files` are all of them, `total` is their size in bytes. It takes up to 256 MiB of memory, and some 5 MiB for each
-    file that is read at the same time. On damage every method raises IntegrityError, which names checkpoint, pack and
-    frame.
+    `files` are all of them, `page_maps` those of memory by the names of their page maps; `total` is their size in
+    bytes. It takes up to 256 MiB of memory, and some 5 MiB for each file that is read at the same time. On damage every
+    method raises IntegrityError, which names checkpoint, pack and frame.
     """
 
     def __init__(self, contents: Contents, pool: Workers, unpacked: UnpackedFrames | None = None) -> None:
         """Read the index. The threads of `pool` unpack frames, except those that are in `unpacked`."""
         self.files = tuple(file for file in contents.index.files if file.kind != DETAILS)
+        self.page_maps = {file.pagemap: file for file in self.files if file.pagemap}
         self.total = sum(file.bytes for file in self.files)
         self._contents = contents
         self._pool = pool
