@@ -89,10 +89,12 @@ def _find_mistakes(entries: dict[object, object], lines: dict[str, int]) -> Iter
             shown = str(key)[:_LONGEST_SHOWN]
             near = difflib.get_close_matches(shown, KEYS, n=1)
             yield f"{where}unknown key {shown!r}{f', did you mean {near[0]}?' if near else ''}"
-        # YAML's `yes` is a bool, which Python takes for the integer 1.
-        elif not (
-            value is None or (isinstance(value, str) and value.startswith("/"))
-            if KEYS[key] is _PATH
-            else type(value) is int and value in COMPRESS_LEVELS
-        ):
+        elif not _is_allowed(key, value):
             yield f"{where}{key} must be {KEYS[key]}, not {reprlib.repr(value)[:_LONGEST_SHOWN]}"
+
+
+def _is_allowed(key: str, value: object) -> bool:
+    if KEYS[key] is _PATH:
+        return value is None or (isinstance(value, str) and value.startswith("/"))
+    # YAML's `yes` is a bool, which Python takes for the integer 1.
+    return type(value) is int and value in COMPRESS_LEVELS

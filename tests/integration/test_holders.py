@@ -264,15 +264,15 @@ def test_signals_of_a_lease_are_sent_with_the_rights_of_the_user(crckpt: Crckpt)
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", LEASES, "{workdir}")
     with started(Case("leases", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         expected = {50: FileOwner(1, tree.pid, (NOBODY, NOBODY)), 51: None}
-        assert lease_owners(tree) == expected
+        assert read_lease_owners(tree) == expected
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
-        assert lease_owners(tree) == expected
+        assert read_lease_owners(tree) == expected
 
 
-def lease_owners(tree: Tree) -> dict[int, FileOwner | None]:
-    """Who gets the signals of its leases, by descriptor."""
+def read_lease_owners(tree: Tree) -> dict[int, FileOwner | None]:
+    """Read the owners of the signals of its leases, by descriptor."""
     return {fd: read_owner(ours) for fd, ours in borrow_each(tree.pid, (50, 51))}

@@ -38,7 +38,7 @@ class _Numbers(Struct, frozen=True):
 
 
 def read_owner(ours: int) -> FileOwner | None:
-    """Who gets the signals of a descriptor of ours; None if nobody does. Raises OSError."""
+    """Read the owner of the signals of a descriptor of ours; None if nobody gets them. Raises OSError."""
     kind, pid = _OWNER.unpack(fcntl.fcntl(ours, _GETOWN_EX, bytes(_OWNER.size)))
     real, effective = _UIDS.unpack(fcntl.fcntl(ours, _GETOWNER_UIDS, bytes(_UIDS.size)))
     return FileOwner(kind, pid, (real, effective)) if pid else None

@@ -123,7 +123,7 @@ def parse_directories(value: Value) -> tuple[int, bytes, bytes]:
 
 
 def _login_uid(tid: int) -> Value:
-    """Who has logged in, as the kernel's audit log names them; NO_LOGIN_USER if nobody has."""
+    """The login user, as the kernel's audit log names them; NO_LOGIN_USER if nobody has logged in."""
     with suppress(FileNotFoundError):  # a kernel that audits no system calls
         return (int(procfs.text(f"/proc/{tid}/loginuid")),)
     return (NO_LOGIN_USER,)

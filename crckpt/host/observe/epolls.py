@@ -171,20 +171,15 @@ def _find_lost(
             # CRIU adds the file by another number that it has in the first process: one number only once, and not if a
             # process before that has the file, too.
             fd = each.fd if each.fd in numbers else min(numbers, default=-1)
-            before = itertools.takewhile(lambda found: found.pid != first.pid, by_number.values())
-            if (
-                fd < 0
-                or fd in used
-                or (
-                    fd != each.fd
-                    and any(
-                        found.target == targets[fd] and not order_files(first.pid, fd, found.pid, found.fd)
-                        for found in before
-                    )
-                )
-            ):
+            if fd < 0 or fd in used or (fd != each.fd and _is_held_before(first.pid, fd, targets[fd], by_number)):
                 return LostEpoll(first.pid, first.fd)
             used.add(fd)
             if builder != first.pid and order_files(first.pid, fd, builder, fd):
                 return LostEpoll(first.pid, first.fd, builder)
     return None
+
+
+def _is_held_before(pid: int, fd: int, target: str, by_number: Mapping[tuple[int, int], Descriptor]) -> bool:
+    """Return whether a process before this one has the same open file."""
+    before = itertools.takewhile(lambda found: found.pid != pid, by_number.values())
+    return any(found.target == target and not order_files(pid, fd, found.pid, found.fd) for found in before)

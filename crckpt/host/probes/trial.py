@@ -44,17 +44,17 @@ class Fact(Struct, frozen=True):
 
 
 def ok(found: str, consequence: str = "") -> Fact:
-    """What works."""
+    """The fact that something works."""
     return Fact("", "ok", found, consequence, "", safe=False)
 
 
 def limited(found: str, consequence: str, fix: str = "") -> Fact:
-    """What works in part, or could not be tried."""
+    """The fact that something works in part, or could not be tried."""
     return Fact("", "limited", found, consequence, fix, safe=False)
 
 
 def missing(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Fact:
-    """What does not work."""
+    """The fact that something does not work."""
     return Fact("", "missing", found, consequence, fix, safe)
 
 
