@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import pytest
 from checkout import TESTS
-from command import PROGRAM
+from command import find_criu
 from msgspec import Struct
 
 from crckpt.images import core, other_files, sockets, tty
@@ -50,10 +50,7 @@ Made = TypeVar("Made", bound=Struct)
 @pytest.fixture(scope="module")
 def criu() -> Path:
     """The CRIU in use."""
-    output = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"CRIU \S+ \((.+?)(?:, not tried yet)?\)", output)
-    assert found
-    return Path(found[1])
+    return find_criu()
 
 
 @pytest.fixture(scope="module")

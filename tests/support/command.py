@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -29,6 +30,14 @@ WITHOUT_CRIU = (
     *("sh", "/usr/bin/env", "PATH=/nonexistent"),
 )
 """Words before a command that is to find no CRIU."""
+
+
+def find_criu() -> Path:
+    """Return the CRIU that crckpt takes, which it may not have tried yet."""
+    shown = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"CRIU \S+ \((.+?)(?:, not tried yet)?\)", shown)
+    assert found, shown
+    return Path(found[1])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Final
 import psutil
 from cases import CASES
 from checkout import TESTS
-from command import PROGRAM, Crckpt
+from command import PROGRAM, Crckpt, find_criu
 from trees import PYTHON, Case, NamespaceInits, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
@@ -157,12 +156,9 @@ class ObstructedCriu:
 
     def __init__(self, directory: Path) -> None:
         """Write the script to `directory`."""
-        shown = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True, check=True).stdout
-        found = re.search(r"CRIU \S+ \((.+)\)", shown)
-        assert found, shown
         self._directory = directory
         self.path = directory / "criu"
-        self.path.write_text(_WRAPPER.replace("@CRIU@", found[1]))
+        self.path.write_text(_WRAPPER.replace("@CRIU@", str(find_criu())))
         self.path.chmod(0o755)
         # Now it is found to work; with something in its way it would be passed over.
         subprocess.run([str(PROGRAM), "doctor", "--criu", str(self.path)], check=True, stdout=subprocess.DEVNULL)

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import psutil
 import pytest
-from command import PROGRAM
+from command import PROGRAM, find_criu
 from trees import PROGRAMS, PYTHON, NamespaceInits, wait_for
 
 from crckpt.criu.command import Paths, dump_command, restore_command
@@ -151,10 +151,7 @@ def explain_log(log: str) -> dict[str, Any]:
 @cache
 def criu() -> Path:
     """The CRIU that crckpt takes."""
-    shown = subprocess.run([str(PROGRAM), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"CRIU \S+ \((.+)\)", shown)
-    assert found, shown
-    return Path(found[1])
+    return find_criu()
 
 
 def _paths(images: Path) -> Paths:
