@@ -58,6 +58,7 @@ from crckpt.store.damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
+    from crckpt.criu.engine import CriuResult
     from crckpt.store.read.frames import UnpackedFrames
 
 _REPAIR = "find what can be repaired: crckpt verify --repair"
@@ -196,13 +197,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         stack.enter_context(limited_waits_of_restore(tree.users))
         streams = None
         if not request.dry_run and not tree.is_read_by_position:
-            streams = ImageStreams(
-                reading,
-                tree,
-                attempt.context.progress,
-                attempt.find_edits(tree),
-                LateFill(attempt.filler, attempt.context.store, checkpoint.id) if attempt.filler else None,
-            )
+            late = LateFill(attempt.filler, attempt.context.store, checkpoint.id) if attempt.filler else None
+            streams = ImageStreams(reading, tree, attempt.context.progress, attempt.find_edits(tree), late)
             streams.begin()  # other threads unpack while this one checks
         if criu is not None and criu.run.pid in find_needed_ids(tree):
             # By chance it has a PID that the tree needs; the next CRIU has another.
@@ -311,13 +307,8 @@ def _build(
         with orphans.ended_on_failure(frozenset() if criu.new else find_needed_ids(tree)):
             ran = criu.run.follow(criu.hold, in_hold)
             if not ran.ok:
-                # Only for failures, and slow to load.
-                from crckpt.ops.failure_locations import name_place_in_images
-
                 with interrupts_allowed():
-                    criu.streamer.check()
-                    place, values = partial(name_place_in_images, tree), attempt.values
-                    raise criu_failure(ran, RestoreFailed, "the restore", place, NOTHING_LEFT, values=values)
+                    raise _explain_failure(ran, criu, tree, attempt)
             criu.last_calls.check_done()
             outer = result.pid or root
             add(_check_root(root, outer, criu.init, holder, attempt) if detach else ())
@@ -331,6 +322,16 @@ def _build(
         to = outer if holder is not None else criu.init or root
         forward_signals(to, on_our_terminal=is_ours and tree.root.sid != root)
         return replace(result, job=start_job(tree, child, criu.init, terminal, modes))
+
+
+def _explain_failure(ran: CriuResult, criu: LaunchedCriu, tree: ImageTree, attempt: RestoreAttempt) -> CrckptError:
+    """Return the error for a CRIU that failed. Raises IntegrityError if it failed because the store is damaged."""
+    # Only for failures, and slow to load.
+    from crckpt.ops.failure_locations import name_place_in_images
+
+    criu.streamer.check()
+    place = partial(name_place_in_images, tree)
+    return criu_failure(ran, RestoreFailed, "the restore", place, NOTHING_LEFT, values=attempt.values)
 
 
 def _note_restored(attempt: RestoreAttempt) -> None:

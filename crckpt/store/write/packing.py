@@ -111,11 +111,6 @@ def pack_images(
     # With a base, the images have left pages to the parent: it is needed even without dedup.
     samples = PageSamples(backend, key) if dedup and searches else None
     known = loaded or KnownPages(backend, key, parent if dedup or base else None, samples)
-
-    def find_used_by_others() -> Positions:
-        uses = count_uses()
-        return np.array([uses.get(pack.digest, 0) for pack in known.packs], np.int64)
-
     left = [known.find_inherited(source.key, source.left) for source in found]
     with workers() as pool, closing(NewPacks(directory, pool, level, pages_in_a_pack(raw), key)) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if dedup else 0)
@@ -130,9 +125,7 @@ def pack_images(
         chosen = np.zeros(0, np.bool_)
         if copies:
             extents = np.concatenate([*(file.extents for file in files), inherited])
-            used = [mark_used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
-            in_use = np.concatenate([np.empty(0, np.bool_), *used])
-            chosen = choose_pages(in_use, known.starts, new, known.inherited, find_used_by_others)
+            chosen = _choose_copies(known, extents, new, count_uses)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _packs_used(files)
@@ -158,6 +151,18 @@ def pack_images(
         },
         samples=samples,
     )
+
+
+def _choose_copies(known: KnownPages, extents: Extents, new: int, count_uses: Callable[[], Mapping[str, int]]) -> Mask:
+    """Choose which of the known pages that are used are stored again beside the `new` ones."""
+
+    def find_used_by_others() -> Positions:
+        uses = count_uses()
+        return np.array([uses.get(pack.digest, 0) for pack in known.packs], np.int64)
+
+    used = [mark_used_pages(extents, number, pack.pages) for number, pack in enumerate(known.packs)]
+    in_use = np.concatenate([np.empty(0, np.bool_), *used])
+    return choose_pages(in_use, known.starts, new, known.inherited, find_used_by_others)
 
 
 class Packing:
