@@ -28,7 +28,7 @@ from crckpt.host.syscalls import memory_trials, pagemap
 PROGRAMS = TESTS / "programs"
 SOURCES: Final = PROGRAMS.parents[1] / "crckpt/tracking/preload"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c", "transport.c", "holders.c", "last_calls.c")
-OF_BOTH: Final = ("opens.c", "links.c", "names.c", "terminals.c")
+OF_BOTH: Final = ("opens.c", "links.c", "names.c", "terminals.c", "thread_calls.c")
 _OPTIONS: Final = ("-O2", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
 _WITHIN_S = 60.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)

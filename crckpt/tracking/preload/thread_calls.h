@@ -12,6 +12,7 @@
 #define SUSPEND_SECCOMP (1ul << 21) /* PTRACE_O_SUSPEND_SECCOMP */
 #define GET_SYSCALL_INFO 0x420e     /* of Linux 5.3 (linux/ptrace.h) */
 #define CODE_32 0x23                /* the code segment of 32-bit programs (__USER32_CS) */
+#define INSTRUCTION 2               /* bytes of `syscall` and of `int $0x80` */
 
 /* A system call; its number is another one in 32-bit programs. */
 struct thread_call {
@@ -28,9 +29,13 @@ int can_check_calls(int tid);
  */
 int pass_call(int tid, uint64_t place, const struct thread_call *call);
 
+/* The instruction of a system call for a thread with these registers. */
+const char *instruction_of(const struct user_regs_struct *registers);
+
 /*
- * Make the call, with an instruction that is written to `place` for that time, in a thread that is otherwise unchanged
- * afterwards: it is stopped where the kernel restarts an interrupted call. Whether that worked; then `result` is the call's.
+ * Make the call, with that instruction, which is written to `place` for that time if it is not there, in a thread that is
+ * otherwise unchanged afterwards: it is stopped where the kernel restarts an interrupted call. The 8 bytes at `place` are
+ * read. Whether that worked; then `result` is the call's.
  */
 int make_call(int tid, uint64_t place, const struct thread_call *call, long *result);
 
