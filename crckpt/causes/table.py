@@ -1,4 +1,4 @@
-r"""Read the tables of causes, the files `*.txt` of this folder. Pure.
+r"""Read the tables of causes, the files `*.txt` in `messages`. Pure.
 
     # A reason, or a source.
     ${words}: text that several causes of this file write as ${words}
@@ -34,7 +34,7 @@ class Section(NamedTuple):
 
 def read_tables() -> Iterator[Section]:
     """Read all tables."""
-    for path in sorted(Path(__file__).parent.glob("*.txt")):
+    for path in sorted((Path(__file__).parent / "messages").glob("*.txt")):
         yield from parse(path.read_text(encoding="utf-8"))
 
 

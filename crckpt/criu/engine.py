@@ -24,8 +24,8 @@ from crckpt.host.disk import fuse
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.proc.status import read_stat
 from crckpt.host.process import run
+from crckpt.host.process.criu_progress import QUIET_S, Progress, dump_signs, waits_for_a_program
 from crckpt.host.process.orphans import continue_with_descendants, end_with_descendants
-from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_program
 from crckpt.host.process.signals import (
     interrupt_is_waiting,
     interruption,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
+from crckpt.criu.candidates import Candidate, CriuFacts, candidates, recall, remember
 from crckpt.criu.install import PREFIX
 from crckpt.errors import HostCannot
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.causes import Finding, cause
+from crckpt.errors import UsageError
 from crckpt.host import proc
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.devices import Device, find_holder, find_route, read_devices, read_routes, remove
@@ -31,13 +32,16 @@ from crckpt.host.probes.network import move_ip
 from crckpt.host.probes.trial import probe_in_child
 from crckpt.host.process import run
 from crckpt.host.steps import step
+from crckpt.migrate.wire.messages import MOST_ADDRESSES
 from crckpt.model import RunId
 
 _SSH_CONNECTION: Final = b"SSH_CONNECTION="
 
 
-def list_source_addresses(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+def list_source_addresses(addresses: Sequence[str]) -> tuple[HostAddress, ...]:
     """The moving addresses as the source has them. Each is ADDR/LEN@DEV or ADDR/LEN@DEV:THERE. Raises UsageError."""
+    if len(addresses) > MOST_ADDRESSES:
+        raise UsageError(f"--move-ip: {len(addresses)} addresses are too many; at most {MOST_ADDRESSES} can move")
     return tuple(_split(address)[0] for address in addresses)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.criu.cache import candidates
+from crckpt.criu.candidates import candidates
 from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates

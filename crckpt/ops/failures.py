@@ -16,7 +16,7 @@ from crckpt.criu.engine import CriuResult
 from crckpt.errors import UNCHANGED, CommandFailure, CrckptError, DumpFailed, Interrupted, StoreUnusable, UsageError
 from crckpt.host.disk import fuse, space
 from crckpt.host.proc import effective_capabilities
-from crckpt.host.process.progress import QUIET_S
+from crckpt.host.process.criu_progress import QUIET_S
 from crckpt.host.process.typed_command import advise_space
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from crckpt import __version__
-from crckpt.criu.cache import candidates, recall
+from crckpt.criu.candidates import candidates, recall
 from crckpt.errors import HostCannot
 
 

@@ -1,8 +1,8 @@
 """Track by asynchronous write protection (userfaultfd).
 
 Each process makes a userfaultfd, which crckpt holds. CRIU asks for soft-dirty bits and gets its answers from the
-preload library (scan.c). Only CRIU resets the protection, while the tree is frozen. What is not registered reads as
-written: a map that is missed here costs bytes, never a page.
+preload library (written_pages.c). Only CRIU resets the protection, while the tree is frozen. What is not registered
+reads as written: a map that is missed here costs bytes, never a page.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Final
 from crckpt.host import proc
 from crckpt.host.opened import opened
 from crckpt.host.proc.mountinfo import Mount, read_mounts_of
-from crckpt.host.process.progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
+from crckpt.host.process.criu_progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.libc import syscall
 

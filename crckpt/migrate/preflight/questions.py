@@ -18,7 +18,7 @@ from crckpt.errors import HostCannot, IntegrityError
 from crckpt.images.other_files import Pipe
 from crckpt.images.processes import FileLock
 from crckpt.images.sockets import InetSocket, Socket, UnixSocket
-from crckpt.migrate.wire.messages import Address, decode_content, encode
+from crckpt.migrate.wire.messages import Addresses, decode_content, encode
 from crckpt.model import MEBIBYTE, Count, Host, JobName, Pid
 from crckpt.preflight.attribute_record import AttributeRecord
 
@@ -188,7 +188,7 @@ class MoveQuestions(Struct, frozen=True):
     has_clocks: bool = False
     program: AskedProgram = AskedProgram()
     tcp: Literal["keep", "close"] | None = None
-    moved_addresses: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
+    moved_addresses: Addresses = ()
     allows_weaker: bool = False
     tty: Literal["new", "null"] | None = None
     sends_files: bool = False

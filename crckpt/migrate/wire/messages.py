@@ -71,6 +71,11 @@ Packet: TypeAlias = Annotated[bytes, Meta(max_length=40 + 0xFFFF)]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,31}\Z")]
 """An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
 
+MOST_ADDRESSES: Final = 64
+"""So many addresses move with a tree."""
+
+Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=MOST_ADDRESSES)]
+
 Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]
 
 
@@ -181,7 +186,7 @@ class RestoreOptions(Struct, frozen=True):
     tty: Literal["new", "null"] | None = None
     allow_weaker: bool = False
     preflight: bool = True
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
+    addresses: Addresses = ()
     lazy: Literal["local", "source"] | None = None
 
 

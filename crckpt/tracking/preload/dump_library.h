@@ -85,7 +85,7 @@ void find_vdso(int directory, const char *list, struct bytes *regions);
 /* Lay regions of the vDSO over what the kernel reports of the same pages. */
 int lay_over(struct bytes *regions, const struct bytes *over);
 
-/* scan.c: PAGEMAP_SCAN by write protection, and with soft-dirty bits. */
+/* written_pages.c: PAGEMAP_SCAN by write protection, and with soft-dirty bits. */
 long scan_by_protection(int number, struct scan *asked);
 long scan_soft_dirty(int number, struct scan *asked);
 

@@ -1,7 +1,8 @@
 """The preload libraries of CRIU: their files, the environment that loads them, and whether a CRIU loads them.
 
 That for a dump keeps system calls from being interrupted (restart.c), and enters the mounts of a tree (enter.c). If the
-dump tracks, it stops CRIU before CRIU resets what was written (gate.c), and answers by write protection (scan.c).
+dump tracks, it stops CRIU before CRIU resets what was written (gate.c), and answers by write protection
+(written_pages.c).
 """
 
 from __future__ import annotations

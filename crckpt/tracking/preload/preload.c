@@ -2,7 +2,7 @@
  * The preload library for dumps: lets an unmodified CRIU do --track-mem, pre-dump and --prev-images-dir where the kernel
  * has no soft-dirty bits.
  *
- *   scan.c      what was written, by write protection (userfaultfd) or by soft-dirty bits
+ *   written_pages.c  what was written, by write protection (userfaultfd) or by soft-dirty bits
  *   frames.c    pages that moved, or may be written without a bit, read as written
  *   gate.c      stops CRIU before its first reset, so that crckpt can look at the frozen tree
  *   pages.c     moves scattered pages out of the tree with fewer calls, or reads them when it runs again

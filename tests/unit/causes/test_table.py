@@ -14,7 +14,8 @@ from crckpt.causes import Cause
 from crckpt.causes.catalogue import AREAS, CATALOGUE, SECTIONS, WIDE_AREAS
 from crckpt.causes.table import Section, parse
 
-TABLES = Path(crckpt.__file__).parent / "causes"
+PACKAGE = Path(crckpt.__file__).parent
+TABLES = PACKAGE / "causes/messages"
 
 
 def test_table_is_parsed() -> None:
@@ -83,7 +84,7 @@ def test_every_cause_without_a_pattern_is_used_by_the_code() -> None:
     """Only the code can find such a cause. A key may be made of two parts: `unix-{why}`."""
     texts = {
         node.value
-        for path in TABLES.parent.rglob("*.py")
+        for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
@@ -103,7 +104,7 @@ def test_superseded_causes_exist() -> None:
 
 @pytest.mark.parametrize("areas", [AREAS, WIDE_AREAS], ids=["areas", "wide areas"])
 def test_no_source_file_suggests_two_causes(areas: tuple[tuple[str, Cause], ...]) -> None:
-    lines = (TABLES.parents[1] / "tests" / "data" / "logs" / "lines.tsv").read_text()
+    lines = (PACKAGE.parent / "tests" / "data" / "logs" / "lines.tsv").read_text()
     files = {file.removeprefix("criu/") for file in re.findall(r"[\w./-]+\.[ch](?=:\d)", lines)}
     assert len(files) > 50
     for file in files:

@@ -12,7 +12,7 @@ from criu_scripts import script
 from own_process import children, descriptors
 
 from crckpt.criu import find
-from crckpt.criu.cache import Candidate, CriuFacts, recall
+from crckpt.criu.candidates import Candidate, CriuFacts, recall
 from crckpt.errors import HostCannot
 from crckpt.host.machine import read_criu_version
 

@@ -24,3 +24,10 @@ def test_invalid_device_pairs_are_refused(typed: str) -> None:
     for find in (list_source_addresses, list_destination_addresses):
         with pytest.raises(UsageError):
             find([typed])
+
+
+def test_too_many_addresses_are_refused_before_the_other_host_is_asked() -> None:
+    typed = [f"10.0.0.{last}/24@eth0" for last in range(65)]
+    assert len(list_source_addresses(typed[:64])) == 64
+    with pytest.raises(UsageError, match="65 addresses are too many; at most 64"):
+        list_source_addresses(typed)

@@ -22,7 +22,7 @@ from trees import open_workdir
 
 from crckpt.host.disk import fuse
 from crckpt.host.disk.fuse import abort_connections, limited_answers, tree_pids
-from crckpt.host.process.progress import waits_for_a_program
+from crckpt.host.process.criu_progress import waits_for_a_program
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from own_process import children, descriptors
 
-from crckpt.criu.cache import candidates
+from crckpt.criu.candidates import candidates
 from crckpt.host.namespaces import memory_limit
 from crckpt.host.probes import probe_host
 from crckpt.host.probes.trial import Fact, fork, wait_for_status

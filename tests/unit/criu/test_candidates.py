@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from criu_scripts import script
 
-from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
+from crckpt.criu.candidates import Candidate, CriuFacts, candidates, recall, remember
 
 pytestmark = pytest.mark.usefixtures("nothing_else")
 

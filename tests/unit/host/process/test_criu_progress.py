@@ -11,7 +11,14 @@ from small_programs import WAITS, free_pid, program, read_line
 from target_processes import wait_for
 
 from crckpt.host.proc.status import read_stat
-from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
+from crckpt.host.process.criu_progress import (
+    QUIET_S,
+    Progress,
+    dump_signs,
+    waits_for_a_disk,
+    waits_for_a_program,
+    work_done,
+)
 
 
 def test_idle_restore_is_reported_as_stuck(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
