@@ -6,7 +6,8 @@ and removes the fence. `give_up` undoes all of it.
 
 The fence is an nftables table, and for IPv4 another one of the family `arp`, both named by the move. While it is up,
 this host neither gets nor sends an IP packet for the addresses, also over loopback, nor what asks for them or announces
-them: ARP, and neighbour solicitations and advertisements. Packets in raw sockets (packet(7)) pass.
+them: ARP, and neighbour solicitations and advertisements. Packets in raw sockets (packet(7)) pass, and those that CRIU
+sends to this host itself in place of a peer, to close the peer's side of a connection again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _PREFIX: Final = "crckpt-move-"
 _CHAINS: Final = ("incoming", "outgoing")
 # Before connection tracking (-200), and before any rule of the host that answers a packet with a reset.
 _EARLY: Final = -450
+# SOCCR_MARK (soccr/soccr.h:11). Only who has CAP_NET_ADMIN or CAP_NET_RAW gives packets a mark (socket(7), SO_MARK).
+_OF_CRIU: Final = "meta mark 0xc114"
 # Neighbour solicitation and advertisement. Their target follows 8 bytes of ICMPv6 (RFC 4861, 4.3 and 4.4). nft knows
 # the field by a name (`taddr`) only since 1.0.8.
 _NEIGHBOURS: Final = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } @th,64,128"
@@ -57,6 +60,9 @@ def raise_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
         commands.append(f"add table {family} {table}")
         for chain, hook in zip(_CHAINS, ("input" if family == "arp" else "prerouting", "output"), strict=True):
             commands.append(f"add chain {family} {table} {chain} {{ type filter hook {hook} priority {_EARLY}; }}")
+            if family != "arp":
+                device = "iifname" if chain == "incoming" else "oifname"
+                commands.append(f'add rule {family} {table} {chain} {device} "lo" {_OF_CRIU} accept')
             for address in addresses:
                 ends, protocol = (f"saddr {address.ip}", f"daddr {address.ip}"), "ip" if address.family == 4 else "ip6"
                 rules = [f"arp {end.replace(' ', ' ip ')}" for end in ends if address.family == 4]
