@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from crckpt.errors import StoreUnusable, UsageError
+from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.disk.path_trust import find_intruder_on
 from crckpt.host.process.typed_command import name_store
@@ -17,6 +18,9 @@ from crckpt.host.process.typed_command import name_store
 if TYPE_CHECKING:
     from crckpt.criu.find import Criu
     from crckpt.store import Repository
+
+_CAP_SETGID: Final = 6  # linux/capability.h
+_SETGROUPS: Final = Path("/proc/self/setgroups")  # user_namespaces(7)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -117,3 +121,12 @@ def setpriv_words(user: tuple[int, int] | None, capabilities: frozenset[int]) ->
     kept = ",".join(("-all", *(f"+cap_{number}" for number in sorted(capabilities))))
     ids = ("--reuid", str(user[0]), "--regid", str(user[1]), "--clear-groups")
     return ("setpriv", *ids, f"--inh-caps={kept}", f"--ambient-caps={kept}")
+
+
+def ungrouped_words() -> tuple[str, ...]:
+    """Return the words before a command that runs it without our supplementary groups; none if we have none.
+
+    CRIU sets the groups of a process only if it had any: else the process would keep those of CRIU.
+    """
+    may_drop = _CAP_SETGID in proc.effective_capabilities() and _SETGROUPS.read_text().strip() == "allow"
+    return ("setpriv", "--clear-groups") if os.getgroups() and may_drop else ()

@@ -30,8 +30,9 @@ _SELINUX = Path("/sys/fs/selinux/enforce")
 
 _RUN = Path("/run")
 _ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
-# flock: in the hold's shell script. unshare, nsenter: for new PID namespaces and trees that have their own.
-_TOOLS = ("flock", "unshare", "nsenter")
+# flock: in the hold's shell script. setpriv: before CRIU. unshare, nsenter: for new PID namespaces, and trees that have
+# their own.
+_TOOLS = ("flock", "setpriv", "unshare", "nsenter")
 _PROGRAM_S = 3
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 # CRIU's help has the directory that it was built with.
@@ -241,7 +242,7 @@ def util_linux() -> Fact:
     """Find the programs of util-linux that crckpt needs."""
     lacking = [tool for tool in _TOOLS if run.find_program(tool) is None]
     if lacking:
-        lost = "crckpt cannot use PID namespaces; if it was installed without a C compiler, it cannot restore"
+        lost = "crckpt cannot restore, or cannot use PID namespaces"
         return missing(f"not installed: {', '.join(lacking)}", lost, "apt-get install util-linux")
     return ok(f"{', '.join(_TOOLS)} are installed")
 

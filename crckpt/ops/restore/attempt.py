@@ -17,7 +17,7 @@ from crckpt.host.process.job_control import Job
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import TerminalFiles
 from crckpt.model import CheckpointId
-from crckpt.ops.context import Context
+from crckpt.ops.context import Context, ungrouped_words
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.images import ImageEdits, plan_edits
 from crckpt.ops.restore.last_calls import LastCalls
@@ -141,4 +141,4 @@ class RestoreAttempt(Struct, frozen=True):
         options = replace(self.checkpoint.options, tcp=self.request.tcp or self.checkpoint.options.tcp)
         words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
         files = paths.work / HOLDERS, LastCalls(paths.work).path
-        return (*restore_words(self.criu.path, *files), *words)
+        return (*ungrouped_words(), *restore_words(self.criu.path, *files), *words)

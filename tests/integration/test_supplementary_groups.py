@@ -1,0 +1,50 @@
+"""The supplementary groups of a restored program are those that it had, not those of the crckpt that restores it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from command import Crckpt
+from stopped_trees import JOB, detached_in_namespace, program, stopped
+from trees import NOBODY, Case
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+OURS: Final = ("setpriv", "--groups=0,4")
+
+
+def words(user: int, groups: str) -> tuple[str, ...]:
+    """Words before a command that is to have these groups."""
+    return ("setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={groups}" if groups else "--clear-groups")
+
+
+def groups_of(pid: int) -> set[str]:
+    """Those of all threads."""
+    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return {line.split("\t")[1].strip() for status in statuses for line in status.splitlines() if "Groups:" in line}
+
+
+@pytest.mark.parametrize("groups", ["", "7", "7 8"])
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_restored_program_has_its_own_groups(crckpt: Crckpt, user: int, groups: str) -> None:
+    """Root's groups open files to a program that they were not open to."""
+    case = program("threads")
+    with stopped(crckpt, Case("groups", (*words(user, groups.replace(" ", ",")), *case.argv), user=user)) as tree:
+        before = tree.counters()
+        replace(crckpt, before=OURS).run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert groups_of(tree.pid) == {groups}
+
+
+def test_program_in_a_new_pid_namespace_has_its_own_groups(crckpt: Crckpt) -> None:
+    case = program("threads")
+    ours = replace(crckpt, before=OURS)
+    with stopped(crckpt, Case("groups", (*words(NOBODY, ""), *case.argv), user=NOBODY)):
+        with detached_in_namespace(ours) as init:
+            (pid,) = psutil.Process(init).children()
+            assert groups_of(pid.pid) == {""}
+        assert ours.run("rehearse", JOB).err == ""
