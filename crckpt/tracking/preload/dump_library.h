@@ -136,3 +136,6 @@ int is_code_awaited(void);
 
 /* Continue that code, connected. As PTRACE_CONT. */
 long let_code_connect(int pid);
+
+/* shared_memory.c: open the memory that CRIU shares with a process into `number`, or set that to -1 and errno. 0: it is not. */
+int open_shared(int directory, const char *path, int flags, int *number);

@@ -14,6 +14,7 @@
  *   links.c     links to removed files: through no symlink, and by names of their own (names.c)
  *   sessions.c  a session that is led from outside the PID namespace of the tree gets a number
  *   terminals.c what terminals hold unread is written back unchanged
+ *   shared_memory.c  CRIU shares memory with its code in a process, and nothing else
  *   parasite.c  CRIU speaks with its code in a process by a socket pair, and not by a name that all can reach
  *   files.c     the files that are watched for all this
  *
@@ -113,15 +114,15 @@ static void prepare_once(void)
 int open_file(int directory, const char *path, int flags, mode_t mode)
 {
     const char *last = last_part(path);
-    int inside;
+    int number;
     prepare_once();
-    if (open_inside(directory, path, flags, &inside))
-        return inside;
+    if (open_inside(directory, path, flags, &number) || open_shared(directory, path, flags, &number))
+        return number;
     if (!is_tracking() || starts_with(last, "mm-")) {
-        int opened = syscall(SYS_openat, directory, path, flags, mode);
+        number = syscall(SYS_openat, directory, path, flags, mode);
         if (flags & O_CREAT)
-            note_image(opened, last);
-        return opened;
+            note_image(number, last);
+        return number;
     }
     if (starts_with(last, "criu.kdat") && !tracker_is("soft-dirty")) {
         errno = flags & O_CREAT ? EEXIST : ENOENT;
@@ -131,7 +132,7 @@ int open_file(int directory, const char *path, int flags, mode_t mode)
         return open_clear_refs(directory, path, last, flags);
     if (!strcmp(path, "smaps") && directory != AT_FDCWD && flags == O_RDONLY)
         return open_smaps(directory);
-    int number = syscall(SYS_openat, directory, path, flags, mode);
+    number = syscall(SYS_openat, directory, path, flags, mode);
     if (starts_with(last, "pages-") && flags & O_CREAT)
         return watch_file(number, PAGES, 0);
     return !strcmp(last, "pagemap") ? open_pagemap(number, directory, path, last) : number;
