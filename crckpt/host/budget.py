@@ -10,8 +10,8 @@ _MOST_BYTES: Final = 256 << 20
 _READ_BYTES: Final = 1 << 16
 
 
-NEAR_S: Final = 5.0
-FAR_S: Final = 1.0
+OWN_USERS_S: Final = 5.0
+OTHER_USERS_S: Final = 1.0
 """Seconds for all processes of the users that something is about and of root, and for all of other users."""
 
 

@@ -18,7 +18,7 @@ import psutil
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.budget import FAR_S, Budget
+from crckpt.host.budget import OTHER_USERS_S, Budget
 from crckpt.host.disk.space import nearest_existing
 from crckpt.host.proc.status import sort_by_users
 
@@ -96,7 +96,7 @@ def read_host_usage(directories: Iterable[Path]) -> HostUsage:
 
 def find_criu_processes() -> Iterator[CriuProcess]:
     """The processes of CRIU and crckpt, except this one; of other users at most 100, found within a second."""
-    budget, foreign = Budget(FAR_S), 0
+    budget, foreign = Budget(OTHER_USERS_S), 0
     for is_foreign, pid in sort_by_users({0, os.getuid()}):
         # Anybody can call any number of processes so.
         if is_foreign and (foreign >= _MOST_FOREIGN or budget.is_spent()):

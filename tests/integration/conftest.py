@@ -30,8 +30,8 @@ def host_network() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def adopted() -> Iterator[None]:
-    """Zombies do not hold the tests of a module up."""
+def orphans_are_reaped() -> Iterator[None]:
+    """Child processes left over by crckpt are reaped, so that no test waits for them."""
     with orphans_adopted():
         yield
 

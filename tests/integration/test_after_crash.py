@@ -16,7 +16,7 @@ from command import Crckpt
 from stopped_trees import JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import READY_S, Case, Part, Tree, open_workdir, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 FAILED: Final = 23
@@ -257,8 +257,10 @@ def test_failed_restore_puts_the_cut_off_part_back(crckpt: Crckpt, obstructed: O
         assert _agrees(tree)
 
 
-def test_cut_off_part_survives_a_killed_crckpt(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """After SIGKILL during a restore, nothing is lost, and a second restore works."""
+def test_part_cut_off_a_log_survives_if_crckpt_is_killed_during_the_restore(
+    crckpt: Crckpt, obstructed: ObstructedCriu
+) -> None:
+    """The log and the part that was cut off it are both complete, and a second restore works with --written keep."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
@@ -269,7 +271,7 @@ def test_cut_off_part_survives_a_killed_crckpt(crckpt: Crckpt, obstructed: Obstr
             front.wait()
         tree.wait_gone()
         assert log.read_bytes() + _kept(log, _newest(crckpt)).read_bytes() == content
-        # Of a file that was only just cut, crckpt does not know who has written it.
+        # crckpt cannot tell that it cut the log itself, so it reports the log as written after the checkpoint.
         error = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
         assert f"{log} was written after the checkpoint" in error
         crckpt.run("restore", JOB, "--detach", "--written", "keep")

@@ -14,7 +14,7 @@ from command import PROGRAM, Crckpt
 from stopped_trees import JOB, program, staging
 from trees import Tree, runs, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 USAGE: Final = 2
 ENDED: Final = 14

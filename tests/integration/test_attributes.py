@@ -19,7 +19,7 @@ from control_groups import make_group, rule_packets
 from stopped_trees import JOB, orphans_adopted, program, restored_by, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 TWO_CPUS: Final = len(os.sched_getaffinity(0)) > 1

@@ -26,18 +26,18 @@ NO_PID: Final = 2**22 - 1
 
 def test_unknown_pid_is_refused(crckpt: Crckpt) -> None:
     """Numbers above the limit and words that are not numbers are refused, too."""
-    _refused(crckpt, ENDED, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
-    _refused(crckpt, ENDED, "pre-dump", str(NO_PID), names=(f"no process {NO_PID}",))
-    _refused(crckpt, ENDED, "doctor", str(NO_PID), names=(f"no process {NO_PID}",), both=False)
-    _refused(crckpt, USAGE, "dump", "", names=("'' is not a PID",), both=False)
+    _refused(crckpt, ENDED, "dump", str(NO_PID), texts=(f"no process {NO_PID}",))
+    _refused(crckpt, ENDED, "pre-dump", str(NO_PID), texts=(f"no process {NO_PID}",))
+    _refused(crckpt, ENDED, "doctor", str(NO_PID), texts=(f"no process {NO_PID}",), also_as_text=False)
+    _refused(crckpt, USAGE, "dump", "", texts=("'' is not a PID",), also_as_text=False)
     for target in ("0", "99999999999", "12three"):
-        _refused(crckpt, USAGE, "dump", target, names=(f"{target!r} is not a PID",), both=False)
-    _refused(crckpt, USAGE, "dump", "pid:12", names=("'pid:12' is not a valid target",), both=False)
+        _refused(crckpt, USAGE, "dump", target, texts=(f"{target!r} is not a PID",), also_as_text=False)
+    _refused(crckpt, USAGE, "dump", "pid:12", texts=("'pid:12' is not a valid target",), also_as_text=False)
 
 
 def test_negative_pid_is_refused(crckpt: Crckpt) -> None:
     """A shell would take `-5` for a process group."""
-    _refused(crckpt, USAGE, "dump", "--", "-5", names=("'-5' is not a PID",))
+    _refused(crckpt, USAGE, "dump", "--", "-5", texts=("'-5' is not a PID",))
 
 
 def test_program_cannot_choose_its_job(crckpt: Crckpt) -> None:
@@ -47,11 +47,11 @@ def test_program_cannot_choose_its_job(crckpt: Crckpt) -> None:
         for _ in range(2):
             crckpt.run("dump", str(ours))
         before = manifests(crckpt.store)
-        names = (
+        texts = (
             f"process {theirs} (sleep) belongs to user {NOBODY}",
             "the job sleep has checkpoints of a program of user 0",
         )
-        _refused(crckpt, USAGE, "dump", str(theirs), names=names)
+        _refused(crckpt, USAGE, "dump", str(theirs), texts=texts)
         assert manifests(crckpt.store) == before
         for _ in range(2):
             crckpt.run("dump", str(theirs), "theirs")
@@ -71,14 +71,14 @@ def _sleeping(*words: str) -> Iterator[int]:
 
 def test_processes_that_cannot_be_frozen_are_refused(crckpt: Crckpt) -> None:
     """Ancestors of crckpt, the system's init and the kernel's own."""
-    _refused(crckpt, REFUSED, "dump", str(os.getpid()), names=(f"process {os.getpid()} ", "freeze itself"))
+    _refused(crckpt, REFUSED, "dump", str(os.getpid()), texts=(f"process {os.getpid()} ", "freeze itself"))
     _refused(
-        crckpt, REFUSED, "dump", "1", names=("PID 1 is the init process of this system, which cannot be checkpointed",)
+        crckpt, REFUSED, "dump", "1", texts=("PID 1 is the init process of this system, which cannot be checkpointed",)
     )
     threads = [pid for pid in psutil.pids() if pid > 1 and not Path(f"/proc/{pid}/exe").exists() and _is_kernel(pid)]
     if not threads:
         pytest.skip("no kernel thread is visible here")
-    _refused(crckpt, REFUSED, "dump", str(threads[0]), names=(f"process {threads[0]} ", "is a kernel thread"))
+    _refused(crckpt, REFUSED, "dump", str(threads[0]), texts=(f"process {threads[0]} ", "is a kernel thread"))
 
 
 def test_zombie_is_refused(crckpt: Crckpt) -> None:
@@ -86,8 +86,8 @@ def test_zombie_is_refused(crckpt: Crckpt) -> None:
     ended = subprocess.Popen(["true"])
     try:
         wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 60, "it to end")
-        names = (f"process {ended.pid} (true)", "has ended", f"zombie of process {os.getpid()}")
-        _refused(crckpt, ENDED, "dump", str(ended.pid), names=names)
+        texts = (f"process {ended.pid} (true)", "has ended", f"zombie of process {os.getpid()}")
+        _refused(crckpt, ENDED, "dump", str(ended.pid), texts=texts)
     finally:
         ended.wait()
 
@@ -95,8 +95,8 @@ def test_zombie_is_refused(crckpt: Crckpt) -> None:
 def test_traced_process_is_refused(crckpt: Crckpt) -> None:
     """Only one process can trace another: the tracer is named, and the tree keeps running under it."""
     with started(COUNTER) as tree, _traced(tree.pid) as tracer:
-        names = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
-        failure = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=names)
+        texts = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
+        failure = _refused(crckpt, REFUSED, "dump", str(tree.pid), texts=texts)
         assert str(tracer) in failure["hint"]
         tree.wait_growth(tree.counters())
 
@@ -104,7 +104,9 @@ def test_traced_process_is_refused(crckpt: Crckpt) -> None:
 def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
     """Every connection is listed. Both ends of each are in the tree."""
     with started(TCP_PAIR) as tree:
-        causes = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=("connected over TCP",), both=False)["causes"]
+        causes = _refused(crckpt, REFUSED, "dump", str(tree.pid), texts=("connected over TCP",), also_as_text=False)[
+            "causes"
+        ]
         seen = [(pid, link) for pid in tree.pids() for link in psutil.Process(pid).net_connections("tcp")]
         connections = [(pid, link) for pid, link in seen if link.raddr]
         assert len(causes) == len(connections) == 4
@@ -120,22 +122,22 @@ def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
 
 
 def test_unusable_pidfiles_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Missing, a directory, garbage, stale."""
+    """A pidfile that is missing, is a directory, contains no PID, or names a process that has ended."""
     contents = {"garbage": b"12a\n", "empty": b"", "binary": b"\xff\x00\n", "stale": f"{NO_PID}\n".encode()}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     missing = f"pidfile:{tmp_path}/missing"
-    _refused(crckpt, ENDED, "dump", missing, names=(f"there is no pidfile {tmp_path}/missing",))
-    _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}", names=("Is a directory",), both=False)
+    _refused(crckpt, ENDED, "dump", missing, texts=(f"there is no pidfile {tmp_path}/missing",))
+    _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}", texts=("Is a directory",), also_as_text=False)
     for name in ("garbage", "empty", "binary"):
-        names = (f"pidfile:{tmp_path}/{name} contains ", "not a PID")
-        _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/{name}", names=names, both=False)
-    _refused(crckpt, ENDED, "dump", f"pidfile:{tmp_path}/stale", names=(f"no process {NO_PID}",), both=False)
+        texts = (f"pidfile:{tmp_path}/{name} contains ", "not a PID")
+        _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/{name}", texts=texts, also_as_text=False)
+    _refused(crckpt, ENDED, "dump", f"pidfile:{tmp_path}/stale", texts=(f"no process {NO_PID}",), also_as_text=False)
 
 
 def test_missing_cgroups_and_units_are_refused(crckpt: Crckpt) -> None:
     """Wherever systemd runs or not."""
-    _refused(crckpt, ENDED, "dump", "cgroup:/no/such", names=("no cgroup /no/such",), both=False)
+    _refused(crckpt, ENDED, "dump", "cgroup:/no/such", texts=("no cgroup /no/such",), also_as_text=False)
     document = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
     assert "crckpt-none" in document["error"]["message"] or "systemctl" in document["error"]["message"]
     assert document["error"]["hint"]
@@ -144,8 +146,8 @@ def test_missing_cgroups_and_units_are_refused(crckpt: Crckpt) -> None:
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31mred"])
 def test_note_must_be_one_line_of_text(crckpt: Crckpt, tmp_path: Path, note: str) -> None:
     with _sleeping() as pid:
-        _refused(crckpt, USAGE, "dump", str(pid), "--note", note, names=(f"{note!r} is not one line of text",))
-        _refused(crckpt, USAGE, "import", str(tmp_path), "job", "--note", note, names=("is not one line of text",))
+        _refused(crckpt, USAGE, "dump", str(pid), "--note", note, texts=(f"{note!r} is not one line of text",))
+        _refused(crckpt, USAGE, "import", str(tmp_path), "job", "--note", note, texts=("is not one line of text",))
         assert not crckpt.store.exists()
 
 
@@ -154,16 +156,16 @@ def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         for name in ("../up", ".hidden", "", "x" * 101, "a~1"):
             words: tuple[str, ...] = ("dump", str(tree.pid), "--tag", name)
-            _refused(crckpt, USAGE, *words, names=(f"{name!r} is not a valid tag name",), both=False)
+            _refused(crckpt, USAGE, *words, texts=(f"{name!r} is not a valid tag name",), also_as_text=False)
         for name in ("a/b", "two words", "a:b", "-x", "ö"):
             words = ("dump", "--stop", "--", str(tree.pid), name)
-            _refused(crckpt, USAGE, *words, names=(f"{name!r} is not a valid job name",), both=False)
+            _refused(crckpt, USAGE, *words, texts=(f"{name!r} is not a valid job name",), also_as_text=False)
         assert_runs_on(tree, frozenset())
         assert not crckpt.store.exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("words", "texts"),
     [
         (("dump", "--stopp", "12"), ("there is no option --stopp",)),
         (("dump",), ("TARGET is missing",)),
@@ -175,13 +177,13 @@ def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
     ],
     ids=lambda value: " ".join(value) if "dump" in value else None,
 )
-def test_invalid_command_lines_are_usage_errors(crckpt: Crckpt, words: tuple[str, ...], names: tuple[str, ...]) -> None:
+def test_invalid_command_lines_are_usage_errors(crckpt: Crckpt, words: tuple[str, ...], texts: tuple[str, ...]) -> None:
     """Usage errors are reported like every other failure."""
-    _refused(crckpt, USAGE, *words, names=names)
+    _refused(crckpt, USAGE, *words, texts=texts)
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
+    ("content", "texts"),
     [
         ("store: [", ("is not YAML",)),
         ("stroe: /srv\n", ("unknown key 'stroe'",)),
@@ -190,11 +192,11 @@ def test_invalid_command_lines_are_usage_errors(crckpt: Crckpt, words: tuple[str
         ("compress: fast\n", ("compress must be a whole number", "'fast'")),
     ],
 )
-def test_invalid_configuration_is_refused(crckpt: Crckpt, tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
-    """The file and the key are named."""
+def test_invalid_configuration_is_refused(crckpt: Crckpt, tmp_path: Path, content: str, texts: tuple[str, ...]) -> None:
+    """The message names the file and the wrong key or value."""
     path = tmp_path / "crckpt.yaml"
-    path.write_text(text)
-    _refused(crckpt, USAGE, "list", "--config", str(path), names=(str(path), *names), both=False)
+    path.write_text(content)
+    _refused(crckpt, USAGE, "list", "--config", str(path), texts=(str(path), *texts), also_as_text=False)
 
 
 def test_unreadable_configuration_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
@@ -202,7 +204,15 @@ def test_unreadable_configuration_is_refused(crckpt: Crckpt, tmp_path: Path) -> 
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for name in ("missing", "binary", "."):
         path = str(tmp_path / name)
-        _refused(crckpt, USAGE, "list", "--config", path, names=("configuration", path.removesuffix("/.")), both=False)
+        _refused(
+            crckpt,
+            USAGE,
+            "list",
+            "--config",
+            path,
+            texts=("configuration", path.removesuffix("/.")),
+            also_as_text=False,
+        )
 
 
 def test_directory_that_is_not_a_store_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
@@ -213,11 +223,11 @@ def test_directory_that_is_not_a_store_is_refused(crckpt: Crckpt, tmp_path: Path
     file.write_text("mine")
     with started(COUNTER) as tree:
         for words in (("list",), ("dump", str(tree.pid))):
-            _refused(crckpt, STORE, *words, "--store", str(other), names=(f"{other} is not a store of crckpt",))
-            _refused(crckpt, STORE, *words, "--store", str(file), names=(str(file),), both=False)
-            _refused(crckpt, STORE, *words, "--store", f"{file}/below", names=(str(file),), both=False)
+            _refused(crckpt, STORE, *words, "--store", str(other), texts=(f"{other} is not a store of crckpt",))
+            _refused(crckpt, STORE, *words, "--store", str(file), texts=(str(file),), also_as_text=False)
+            _refused(crckpt, STORE, *words, "--store", f"{file}/below", texts=(str(file),), also_as_text=False)
         assert_runs_on(tree, frozenset())
-    _refused(crckpt, STORE, "list", names=(f"no store at {crckpt.store}",))
+    _refused(crckpt, STORE, "list", texts=(f"no store at {crckpt.store}",))
     assert [path.name for path in other.iterdir()] == ["letter"]
     assert file.read_text() == "mine"
     assert not crckpt.store.exists()
@@ -230,11 +240,11 @@ def test_store_readable_by_others_is_refused(crckpt: Crckpt) -> None:
         dump: tuple[str, ...] = ("dump", str(tree.pid), "job")
         crckpt.store.chmod(0o750)
         for words in (dump, ("list",)):
-            failure = _refused(crckpt, STORE, *words, names=(str(crckpt.store), "mode 750"), both=False)
+            failure = _refused(crckpt, STORE, *words, texts=(str(crckpt.store), "mode 750"), also_as_text=False)
         subprocess.run(failure["hint"].split(), check=True)
         os.chown(crckpt.store, NOBODY, NOBODY)
         for words in (dump, ("verify", "--all")):
-            failure = _refused(crckpt, STORE, *words, names=(str(crckpt.store), f"uid {NOBODY}"), both=False)
+            failure = _refused(crckpt, STORE, *words, texts=(str(crckpt.store), f"uid {NOBODY}"), also_as_text=False)
         subprocess.run(failure["hint"].split(), check=True)
         crckpt.run(*dump)
         assert manifests(crckpt.store) == 2
@@ -248,9 +258,9 @@ def test_store_of_a_newer_format_is_refused(crckpt: Crckpt) -> None:
         facts = path.read_text()
         path.write_text(json.dumps(json.loads(facts) | {"format": 2}))
         for words in (("dump", str(tree.pid), "job"), ("gc",), ("restore", "job")):
-            _refused(crckpt, STORE, *words, names=(str(crckpt.store), "format 2", "format 1"), both=False)
+            _refused(crckpt, STORE, *words, texts=(str(crckpt.store), "format 2", "format 1"), also_as_text=False)
         path.write_text("{")
-        _refused(crckpt, STORE, "list", names=("store.json is damaged",), both=False)
+        _refused(crckpt, STORE, "list", texts=("store.json is damaged",), also_as_text=False)
         path.write_text(facts)
         crckpt.run("verify", "--all")
         assert manifests(crckpt.store) == 1
@@ -261,17 +271,17 @@ def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
     for command in ("show", "restore", "verify", "rm"):
-        failure = _refused(crckpt, UNKNOWN, command, "trianer", names=("no job 'trianer'",), both=False)
+        failure = _refused(crckpt, UNKNOWN, command, "trianer", texts=("no job 'trianer'",), also_as_text=False)
         assert "trainer" in failure["hint"]
     assert (
         "trainer:golden"
-        in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("job 'trainer' has no tag 'goldn'",))["hint"]
+        in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", texts=("job 'trainer' has no tag 'goldn'",))["hint"]
     )
-    assert "crckpt list" in _refused(crckpt, UNKNOWN, "show", "zzz", names=("zzz",), both=False)["hint"]
-    past = _refused(crckpt, UNKNOWN, "show", "trainer~1", names=("trainer has only 1 checkpoint",), both=False)
+    assert "crckpt list" in _refused(crckpt, UNKNOWN, "show", "zzz", texts=("zzz",), also_as_text=False)["hint"]
+    past = _refused(crckpt, UNKNOWN, "show", "trainer~1", texts=("trainer has only 1 checkpoint",), also_as_text=False)
     assert "trainer~0" in past["hint"]
     for ref in ("0123456789", "trainer~x", "../trainer", ""):
-        _refused(crckpt, UNKNOWN, "show", ref, names=("there is no ",), both=False)
+        _refused(crckpt, UNKNOWN, "show", ref, texts=("there is no ",), also_as_text=False)
 
 
 def test_dump_and_restore_need_root_and_list_does_not(crckpt: Crckpt) -> None:
@@ -333,32 +343,34 @@ def test_dry_run_checks_the_store_and_everything_else(crckpt: Crckpt, tmp_path: 
     (tmp_path / "taken/file").touch()
     with started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--dry-run")
-        _refused(crckpt, 10, *words, "--store", str(tmp_path / "taken"), names=("is not a store of crckpt",))
+        _refused(crckpt, 10, *words, "--store", str(tmp_path / "taken"), texts=("is not a store of crckpt",))
         crckpt.run(*words, "--store", str(tmp_path / "none"))
         assert not (tmp_path / "none").exists()
     with started(next(case for case in CASES if case.name == "tcp-pair")) as tree:
         against_advice = ("dump", str(tree.pid), "--dry-run", "--no-preflight")
-        _refused(crckpt, 24, *against_advice, names=("connected over TCP",))
+        _refused(crckpt, 24, *against_advice, texts=("connected over TCP",))
 
 
 def test_or_older_cannot_be_combined_with_no_preflight(crckpt: Crckpt) -> None:
-    names = ("--or-older cannot be combined with --no-preflight",)
-    _refused(crckpt, 2, "restore", "job", "--or-older", "--no-preflight", names=names)
+    texts = ("--or-older cannot be combined with --no-preflight",)
+    _refused(crckpt, 2, "restore", "job", "--or-older", "--no-preflight", texts=texts)
 
 
 def test_verify_all_cannot_be_combined_with_a_checkpoint(crckpt: Crckpt) -> None:
-    _refused(crckpt, 2, "verify", "job", "--all", names=("--all and job cannot be combined",))
+    _refused(crckpt, 2, "verify", "job", "--all", texts=("--all and job cannot be combined",))
 
 
-def _refused(crckpt: Crckpt, status: int, *words: str, names: tuple[str, ...], both: bool = True) -> Mapping[str, Any]:
-    """Run crckpt with --json, and without if `both`; return the failure in the document."""
+def _refused(
+    crckpt: Crckpt, status: int, *words: str, texts: tuple[str, ...], also_as_text: bool = True
+) -> Mapping[str, Any]:
+    """Run crckpt with --json, and without it if `also_as_text`. Return the failure; it contains all of `texts`."""
     document: Mapping[str, Any] = {}
-    for as_json in (True, False) if both else (True,):
+    for as_json in (True, False) if also_as_text else (True,):
         result = _run(crckpt.environment, str(PROGRAM), *_with_json(words, as_json))
         assert result.returncode == status, f"{words}: {result.returncode}\n{result.stdout}{result.stderr}"
         found = _one_failure(result, as_json=as_json)
-        for name in names:
-            assert any(name in text for text in (found["message"], *found["causes"])), found
+        for text in texts:
+            assert any(text in part for part in (found["message"], *found["causes"])), found
         document = document or found
     return document
 
@@ -368,7 +380,7 @@ def _with_json(words: tuple[str, ...], as_json: bool) -> tuple[str, ...]:
 
 
 def _one_failure(done: subprocess.CompletedProcess[str], *, as_json: bool) -> Mapping[str, Any]:
-    """The failure that was said, once, in the form that is promised, and nothing besides."""
+    """The failure in the output of a command that prints it once, in the documented form, and prints nothing else."""
     assert "Traceback" not in done.stderr
     if as_json:
         assert not done.stderr

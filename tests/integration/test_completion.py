@@ -128,14 +128,15 @@ def test_single_match_is_inserted(typist: Typist) -> None:
 
 
 def test_pids_are_completed_with_program_names(typist: Typist) -> None:
-    with two_sleeping() as pid:
-        # Not all: a shell may ask first whether to list hundreds. bash lists only what it could not lengthen.
+    with two_sleeping_processes() as pid:
+        # Only the first digits are typed: a shell may ask before it lists hundreds of PIDs. bash lists PIDs only if it
+        # cannot complete the word any further.
         typist.type(f"crckpt dump {pid // 100}\t\t\t")
         typist.wait_for(rf"{pid}\s+(-- |\()?sleep 6\d")
 
 
 @contextmanager
-def two_sleeping() -> Iterator[int]:
+def two_sleeping_processes() -> Iterator[int]:
     """The PID of a process that sleeps for 60 s or more. That of another begins alike: one alone would be inserted."""
     with ExitStack() as stack:
         pids: list[int] = []

@@ -62,13 +62,13 @@ def test_invalid_targets_are_refused(crckpt: Crckpt) -> None:
     assert "is the init process of this system" in crckpt.run("doctor", "1", status=REFUSED).err
 
 
-def test_missing_capability_is_reported(crckpt: Crckpt) -> None:
-    """Root without the capability may not examine processes of other users."""
-    less = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", str(PROGRAM))
+def test_doctor_and_dump_report_a_missing_capability(crckpt: Crckpt) -> None:
+    """Root without CAP_SYS_PTRACE may not examine processes of other users."""
+    crckpt_without_ptrace = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", str(PROGRAM))
     with started(BY_NAME["nobody"]) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "job")):
             result = subprocess.run(
-                (*less, *words), capture_output=True, text=True, env=crckpt.environment, check=False
+                (*crckpt_without_ptrace, *words), capture_output=True, text=True, env=crckpt.environment, check=False
             )
             assert (result.returncode, "has no permission to read the tree" in result.stderr) == (20, True), (
                 result.stderr

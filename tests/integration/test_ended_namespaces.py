@@ -11,7 +11,7 @@ import pytest
 from provoked.criu import Target
 from trees import PYTHON, Case, runs, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 APART = ("unshare", "--pid", "--fork", "setsid")
 WITHIN_S = 60

@@ -16,7 +16,7 @@ from command import Crckpt
 from stopped_trees import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 23
 REFUSED: Final = 24

@@ -14,7 +14,7 @@ from provoked.workshop import Workshop
 
 from crckpt.causes.catalogue import CAUSE_BY_KEY
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 
 @pytest.fixture(scope="module")

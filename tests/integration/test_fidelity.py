@@ -12,7 +12,7 @@ from command import Crckpt
 from stopped_trees import JOB, program, restored_by
 from trees import Tree, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 LIMITS: Final = TESTS.parent / "docs/limits.md"
 COUNTED: Final = "counters of CPU time, I/O, page faults, context switches and memory"

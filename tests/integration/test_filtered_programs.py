@@ -36,14 +36,16 @@ def overwriting(how: str, directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_processes_of_the_same_user_cannot_use_criu_to_get_around_filters(crckpt: Crckpt, tmp_path: Path) -> None:
-    with overwriting("opens", tmp_path) as (pid, made):
+    with overwriting("opens-late", tmp_path) as (pid, made):
         for _ in range(3):
             crckpt.run("dump", pid, JOB)
             assert not made.exists()
 
 
-def test_program_whose_memory_another_process_has_open_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
-    with overwriting("keeps", tmp_path) as (pid, made):
+def test_dump_of_a_filtered_program_is_refused_if_another_process_has_its_memory_open(
+    crckpt: Crckpt, tmp_path: Path
+) -> None:
+    with overwriting("opens-early", tmp_path) as (pid, made):
         failed = crckpt.run("dump", pid, JOB, status=21)
         assert f"has the memory of process {pid} open (/proc/PID/mem)" in failed.err
         assert not made.exists()

@@ -14,7 +14,7 @@ from stopped_trees import JOB
 from crckpt.ops.dump.lineage import ENDED_ON_REQUEST
 from crckpt.tracking.keeper.client import KILLED
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 RESTORED = "the tree was restored or started again since it was tracked"
 AGAIN = "; --incremental starts a new tracker"
@@ -49,7 +49,7 @@ def test_restored_tree_gets_a_full_dump_with_the_reason(crckpt: Crckpt, target: 
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
 
 
-def test_ended_or_killed_tracker_is_the_reason(crckpt: Crckpt, target: Target) -> None:
+def test_full_dump_says_that_the_tracker_was_ended_or_killed(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
     crckpt.run("ps", "--end", str(target.pid))

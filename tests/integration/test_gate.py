@@ -23,7 +23,7 @@ from trees import wait_for
 
 from crckpt.criu.find import find
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 OPERATIONS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
@@ -133,7 +133,7 @@ def test_crckpt_interrupted_in_the_gate_makes_the_next_dump_full(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_tree_continues_while_crckpt_is_stopped_in_the_gate(
+def test_tree_continues_if_crckpt_is_stopped_while_criu_waits_for_it(
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     """crckpt may be stopped by SIGSTOP or a frozen control group: the tree does not wait for it."""

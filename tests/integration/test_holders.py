@@ -22,12 +22,12 @@ from crckpt.host.proc import effective_capabilities
 from crckpt.host.proc.task_states import FileOwner
 from crckpt.host.process.pidfd import borrow, borrow_each
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 CAP_SYS_RESOURCE: Final = 24
 REFUSED: Final = 24
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-HAS: Final = """
+PROGRAM_WITH_SOCKETS: Final = """
 import os, select, socket, struct, sys
 from selfcheck import Program
 from pathlib import Path
@@ -59,9 +59,9 @@ def owners(tree: Tree) -> dict[str, int]:
     return found
 
 
-def test_sockets_belong_to_the_programs_user(crckpt: Crckpt) -> None:
+def test_restored_sockets_belong_to_the_programs_user(crckpt: Crckpt) -> None:
     """Firewall rules by user apply to the sockets. A socket of root cannot share their port (SO_REUSEPORT)."""
-    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", HAS, "{workdir}")
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_WITH_SOCKETS, "{workdir}")
     with started(Case("holders", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         assert owners(tree) == {"tcp": NOBODY, "udp": NOBODY}
         assert tree.facts()[""]["peer"] == [NOBODY, NOBODY]

@@ -63,7 +63,7 @@ CHOICES = (
     "tracker: soft-dirty (the kernel has soft-dirty bits)",
 )
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 
 def test_each_checkpoint_of_a_series_restores_without_the_others(crckpt: Crckpt, target: Target) -> None:
@@ -406,15 +406,15 @@ def test_base_found_damaged_by_verify_makes_the_dump_full(crckpt: Crckpt, target
     assert result["checkpoint"]["id"] not in {one for bad in verify(repository).damages for one in bad.checkpoints}
 
 
-def test_device_that_writes_untracked_makes_dumps_full(crckpt: Crckpt, target: Target) -> None:
+def test_dumps_are_full_while_an_o_direct_descriptor_is_open_and_once_after(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
-    target.send_signal(signal.SIGURG)
+    target.send_signal(signal.SIGURG)  # the program opens a file with O_DIRECT
     for _ in range(2):
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] is None
         assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
         assert_complete(crckpt, result["checkpoint"]["id"], target)
-    target.send_signal(signal.SIGURG)
+    target.send_signal(signal.SIGURG)  # it closes the file
     result = dump_incrementally(crckpt, target)
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"], "the dump before could not be a base"
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]

@@ -41,7 +41,7 @@ from crckpt.images.mm import MAP_HUGETLB
 from crckpt.ops.dump.lineage import ENDED_ON_REQUEST
 from crckpt.tracking.soft_dirty import PagemapAttachment, SoftDirty
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 FIRST = "this is the first tracked dump of this tree"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"

@@ -16,7 +16,7 @@ from command import Crckpt
 from dump_moments import ENDS_WITHIN_S
 from trees import PYTHON, runs, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED = 24
 WAITS = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"

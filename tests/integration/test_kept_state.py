@@ -11,7 +11,7 @@ from command import Crckpt
 from stopped_trees import JOB, program, restored_by, stopped
 from trees import Tree, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED = 24
 HOW = pytest.mark.parametrize("how", ["detached", "pid namespace"])

@@ -19,7 +19,7 @@ from trees import NOBODY, PYTHON, Case, Tree, started
 
 from crckpt.host.proc import effective_capabilities
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 23
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
@@ -99,7 +99,7 @@ def test_cgroup_procs_is_not_opened_for_a_user(crckpt: Crckpt) -> None:
             refused(crckpt, tree, procs)
 
 
-def test_dump_warns_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
+def test_dump_warns_that_an_open_cgroup_procs_prevents_the_restore(crckpt: Crckpt) -> None:
     """The warning comes before the freeze. A program that cannot be restored is not ended."""
     with own_group() as group:
         procs = str(group / "cgroup.procs")

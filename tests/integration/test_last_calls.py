@@ -29,7 +29,7 @@ from crckpt.ops.restore.restore import restore
 from crckpt.tracking.preload import library
 
 pytestmark = [
-    pytest.mark.usefixtures("adopted"),
+    pytest.mark.usefixtures("orphans_are_reaped"),
     pytest.mark.skipif(not library.makes_last_calls(), reason="there was no C compiler, or the kernel is too old"),
 ]
 

@@ -69,7 +69,7 @@ def test_dropped_packet_is_delivered(hosts: Lan, address: HostAddress) -> None:
 
 
 def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAddress) -> None:
-    """The other side of a move names the packets."""
+    """The other host of a move sends the packets: it must not choose another address for them."""
     server, client = connect(hosts, address)
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with closing(server), closing(client), hosts.source.entered():
@@ -82,7 +82,7 @@ def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAd
             packets = capture.take()
         hosts.source.run("nft", "delete table inet silence")
         deliver(packets, (other,))
-        # Delivery is synchronous: it would be here.
+        # Delivery is synchronous: the packet would have arrived by now.
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.recv(100)

@@ -95,7 +95,7 @@ def restored_lazily(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> None:
     """The program discards, moves, protects, guards and forks, while only touched pages are filled."""
     with restored_lazily(crckpt, tmp_path) as tree:
@@ -109,7 +109,7 @@ def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> 
         assert tree.check() == "intact"
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_resources_of_ended_children_are_released(crckpt: Crckpt, tmp_path: Path) -> None:
     """The program may fork any number of children while its memory is filled."""
     with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
@@ -119,7 +119,7 @@ def test_resources_of_ended_children_are_released(crckpt: Crckpt, tmp_path: Path
         assert is_incomplete(tree.pid)
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_tree_with_too_many_children_is_ended(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path, "descriptors=400", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
@@ -129,7 +129,7 @@ def test_tree_with_too_many_children_is_ended(crckpt: Crckpt, tmp_path: Path) ->
         assert "processes that lack memory" in mark.read_text()
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path) -> None:
     """A program may continue in ever new children."""
     with restored_lazily(crckpt, tmp_path, "seconds=0.1", program=("forking.py", "live")) as tree:
@@ -142,7 +142,7 @@ def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path
         assert "faster than its children can be filled" in mark.read_text()
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path) -> None:
     """All pages are recent here: the helper has nothing to fill and ends."""
     with restored_lazily(crckpt, tmp_path, "hot") as tree:
@@ -150,7 +150,7 @@ def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path
         assert tree.check() == "intact"
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
     """The tree would read zeros in missing pages."""
     with restored_lazily(crckpt, tmp_path) as tree:
@@ -163,7 +163,7 @@ def test_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
         assert tree.check() == "intact"
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_helper_without_its_guard_continues(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.guard, signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_helper_without_its_guard_continues(crckpt: Crckpt, tmp_path: Path) -> N
         assert tree.check() == "intact"
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> None:
     """Helper and guard were killed at once. The tree does not read zeros from missing pages."""
     with restored_lazily(crckpt, tmp_path) as tree:
@@ -195,7 +195,7 @@ def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> 
         assert tree.check() == "intact"
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_ended_tree_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.pid, signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_ended_tree_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
         assert not list(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_dump_waits_for_the_memory_fill(crckpt: Crckpt, tmp_path: Path) -> None:
     """The dump would miss pages that are not filled yet."""
     with restored_lazily(crckpt, tmp_path) as tree:

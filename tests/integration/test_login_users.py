@@ -13,7 +13,7 @@ from stopped_trees import JOB, program, stopped
 from trees import NOBODY, Case, Tree
 
 pytestmark = [
-    pytest.mark.usefixtures("adopted", "sets_login_users"),
+    pytest.mark.usefixtures("orphans_are_reaped", "sets_login_users"),
     pytest.mark.skipif(not Path("/proc/self/loginuid").exists(), reason="the kernel audits no system calls"),
 ]
 

@@ -17,7 +17,7 @@ from rounds import Target
 import crckpt as package
 from crckpt.host.disk.own_files import is_own
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 NOTES = Path(package.__file__).parent / "__pycache__"
 RUNTIME = Path("/run/crckpt")

@@ -267,8 +267,8 @@ def test_guard_avoids_the_pids_of_the_tree(hosts: Lan, move_id: str) -> None:
             assert another.guard not in taken
 
 
-def test_guard_does_not_hold_unrelated_resources(hosts: Lan, move_id: str, tmp_path: Path) -> None:
-    """The guard has no directory, terminal or descriptor except its connection to us and one socket per address."""
+def test_address_guard_keeps_no_unrelated_file_or_directory_open(hosts: Lan, move_id: str, tmp_path: Path) -> None:
+    """The guard process has no terminal, no directory, and only the sockets for crckpt and for the two addresses."""
     with (
         hosts.destination.entered(),
         (tmp_path / "file").open("w"),

@@ -21,7 +21,7 @@ from crckpt.migrate.addresses import leave_source, unlocked_source
 from crckpt.model import MoveId, RunId
 from crckpt.store import Repository
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 PORT = 7070
 SERVER = f"""

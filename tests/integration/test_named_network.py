@@ -13,7 +13,7 @@ from remote import Remote, remote
 from stopped_trees import JOB
 from trees import wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: 
 
 
 def test_restore_lifts_the_network_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
-    """The tree returns in another namespace. The lock in the old namespace is not needed any more."""
+    """The tree is restored in another network namespace. The firewall rules that blocked the old one are removed."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
     assert "CRIU-" in _locks(name)

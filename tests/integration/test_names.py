@@ -107,8 +107,8 @@ KINDS: Final[dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[N
 }
 
 
-@pytest.mark.usefixtures("adopted")
-def test_dry_run_restore_and_move_report_names_in_use_in_the_same_words(crckpt: Crckpt, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("orphans_are_reaped")
+def test_dry_run_and_restore_and_move_report_a_taken_or_missing_name_alike(crckpt: Crckpt, tmp_path: Path) -> None:
     with ExitStack() as stack:
         place = stack.enter_context(open_workdir())
         stack.enter_context(closing(_bound(str(place / "log"), socket.SOCK_DGRAM)))

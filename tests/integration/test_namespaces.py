@@ -22,7 +22,7 @@ from crckpt.criu.command import Paths, dump_command
 from crckpt.model import DumpOptions
 from crckpt.tracking.preload.library import dump_words
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 AS_NOBODY: Final = ("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups")

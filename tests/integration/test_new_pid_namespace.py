@@ -27,7 +27,7 @@ from trees import PYTHON, Case, Tree, runs, started, wait_for
 
 from crckpt.criu.find import find
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 23
 STATUS: Final = 13

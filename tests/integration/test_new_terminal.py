@@ -23,7 +23,7 @@ from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, 
 
 from crckpt.cli.completion.complete import complete
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 # `crckpt attach` finds the terminals of all stores, and logs are in one directory: those of other tests, too. Workers
 # have PID namespaces of their own, in which PIDs repeat.

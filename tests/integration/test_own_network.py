@@ -11,7 +11,7 @@ from remote import remote
 from stopped_trees import JOB
 from trees import PYTHON, Case, Tree, started
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED, REFUSED = 21, 24
 LISTENING = Case(

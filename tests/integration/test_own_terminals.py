@@ -12,7 +12,7 @@ from remote import Remote, remote
 from stopped_trees import JOB
 from trees import NOBODY
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 21
 REFUSED: Final = 24

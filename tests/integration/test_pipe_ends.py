@@ -14,7 +14,7 @@ from remote import Remote, remote
 from stopped_trees import JOB
 from trees import PYTHON, open_workdir, runs, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 WITHIN_S: Final = 60
 REFUSED: Final = 24

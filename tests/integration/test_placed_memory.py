@@ -12,7 +12,7 @@ from command import Crckpt
 from stopped_trees import JOB, foreground, program, staging, stopped
 from trees import Tree, runs, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED = 23
 WITHIN_S = 60

@@ -49,7 +49,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 PROGRAMS = TESTS / "programs"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 
 def copied(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from prompts import PROMPT, SHELLS, Pane, Tmux, tmux_server
 from stopped_trees import JOB
 from trees import PROGRAMS, PYTHON, open_workdir, runs, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 WITHIN_S: Final = 60
 RESTORE: Final = f"crckpt restore {JOB}"

@@ -18,7 +18,7 @@ from command import Crckpt, network_locks
 from stopped_trees import BY_NAME, JOB, ObstructedCriu, program, staging
 from trees import PYTHON, Case, Tree, runs, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 25
 REFUSED: Final = 24

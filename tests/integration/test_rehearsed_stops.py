@@ -13,7 +13,7 @@ from remote import remote
 from stopped_trees import BY_NAME, JOB, program, staging
 from trees import PYTHON, Case, runs, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 21
 REFUSED: Final = 24

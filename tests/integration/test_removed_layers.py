@@ -33,7 +33,7 @@ def layers(place: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(place / "layers")], check=True)
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_file_removed_from_a_lower_layer_is_restored(crckpt: Crckpt) -> None:
     """The file seems to have a link, but cannot be linked again: its content is saved."""
     with open_workdir() as place, layers(place), Tree(program("removed_layer"), place) as tree:

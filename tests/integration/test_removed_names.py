@@ -12,7 +12,7 @@ from command import Crckpt
 from stopped_trees import BY_NAME, JOB, ObstructedCriu, stopped
 from trees import NOBODY, PYTHON, Case, open_workdir, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 23
 REFUSED: Final = 24

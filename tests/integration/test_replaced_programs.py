@@ -19,7 +19,7 @@ from command import Crckpt
 from incremental import NO_TRACKER, wrapper
 from trees import wait_for
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 EXECS = """
 import os, signal, sys

@@ -16,7 +16,7 @@ from command import PROGRAM, Crckpt
 from stopped_trees import foreground, hang_ups_ignored, program, staging, stopped
 from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 OBEDIENT = program("record_signals")
 STATUS = 13

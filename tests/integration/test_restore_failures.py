@@ -19,7 +19,7 @@ from trees import Tree, runs, started, wait_for
 from crckpt.store.backend.local import Backend
 from crckpt.store.format.pack import open_pack
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 INTEGRITY: Final = 13
 KEPT: Final = ("--written", "keep")

@@ -15,7 +15,7 @@ from command import PROGRAM, Crckpt
 from stopped_trees import BY_NAME, JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import Tree
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED = 23
 QUIET_S = 2

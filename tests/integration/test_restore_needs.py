@@ -22,7 +22,7 @@ from trees import PYTHON, Case, open_workdir
 
 from crckpt.host.syscalls.userfaultfd import has_guard_pages
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 MEBIBYTE: Final = 1 << 20

@@ -17,7 +17,7 @@ from command import Crckpt
 from stopped_trees import BY_NAME, JOB, detached_in_namespace, program, staging, stopped, taken
 from trees import Tree, open_workdir, runs, started
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED = 23
 REFUSED = 24

@@ -11,7 +11,7 @@ from remote import Remote, remote
 from stopped_trees import JOB, ObstructedCriu, foreground, staging
 from trees import wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 LOCKED: Final = 11
 REFUSED: Final = 24

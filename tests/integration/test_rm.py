@@ -9,7 +9,7 @@ from trees import Tree, started
 
 from crckpt.store import Repository
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED = 24
 

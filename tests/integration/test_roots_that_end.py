@@ -19,7 +19,7 @@ from trees import runs, wait_for
 
 from crckpt.criu.find import find
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED = 23
 

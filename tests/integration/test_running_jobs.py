@@ -10,7 +10,7 @@ from command import Crckpt
 from stopped_trees import BY_NAME, JOB, detached_in_namespace, taken
 from trees import PYTHON, Case, Tree, runs, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 ENDED = 14
 REFUSED = 24

@@ -9,7 +9,7 @@ from command import Crckpt
 from remote import Remote, remote
 from stopped_trees import JOB
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 WITHIN_S: Final = 60

@@ -17,7 +17,7 @@ from trees import Tree, started, wait_for
 
 from crckpt.host.attributes.sockets import OPTIONS
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 INTERFACE: Final = "crckpt-m0"
 REFUSED: Final = 24

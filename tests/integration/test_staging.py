@@ -11,7 +11,7 @@ from small_disk import mounted_disk
 from stopped_trees import JOB, staging
 from trees import Tree
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 USAGE: Final = 2
 REFUSED: Final = 24

@@ -15,7 +15,7 @@ from command import Crckpt
 from stopped_trees import BY_NAME, JOB
 from trees import NOBODY, PYTHON, started, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 LINGERS_S: Final = 25
 STRANGER: Final = r"""

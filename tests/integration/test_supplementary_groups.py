@@ -12,7 +12,7 @@ from command import Crckpt
 from stopped_trees import JOB, detached_in_namespace, program, stopped
 from trees import NOBODY, Case
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 OURS: Final = ("setpriv", "--groups=0,4")
 

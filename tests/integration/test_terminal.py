@@ -18,7 +18,7 @@ from dump_moments import find_below
 from stopped_trees import JOB, ObstructedCriu, program, staging
 from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, started, statuses, wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 23
 REFUSED: Final = 24

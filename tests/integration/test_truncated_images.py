@@ -15,7 +15,7 @@ from oracle import find_criu
 from stopped_trees import BY_NAME, staging
 from trees import Tree, started
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 ACCEPTED, REFUSALS = 0, (2, 13, 20, 23, 24)
 HARMLESS = frozenset({"stats-dump", "seccomp.img", "timens-0.img"})

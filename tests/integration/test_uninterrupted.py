@@ -177,7 +177,7 @@ def dumped(crckpt: Crckpt, running: Waiting, command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_continue_until_their_event(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
         dumped(crckpt, running, command)
@@ -190,7 +190,7 @@ def test_calls_continue_until_their_event(
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_interrupted_by_an_earlier_stop_continue(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     """The kernel continues these calls in restart_syscall; signal(7) lists the others."""
     restarted = {"poll", "futex", "futex-until", "nanosleep", "clock_nanosleep"}
@@ -213,7 +213,7 @@ def test_calls_interrupted_by_an_earlier_stop_continue(
 @pytest.mark.parametrize("command", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_time_out_after_a_dump_and_not_early(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
         dumped(crckpt, running, command)
@@ -226,7 +226,7 @@ def test_calls_time_out_after_a_dump_and_not_early(
 
 @pytest.mark.parametrize("command", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
 def test_calls_of_32_bit_programs_end_at_their_timeout(
-    crckpt: Crckpt, tmp_path: Path, command: tuple[str, ...], adopted: None
+    crckpt: Crckpt, tmp_path: Path, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     program = built(
         tmp_path, "interrupted_32.c", "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-stack-protector"
@@ -249,7 +249,7 @@ def test_calls_of_32_bit_programs_end_at_their_timeout(
 
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_calls_continue_after_an_abandoned_dump(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, orphans_are_reaped: None
 ) -> None:
     """crckpt is killed while the tree is frozen."""
     with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
@@ -277,7 +277,7 @@ def handled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex", "read"])
 def test_handler_of_a_signal_during_the_freeze_sees_eintr(
-    criu: Path, handled: Path, tmp_path: Path, call: str, adopted: None
+    criu: Path, handled: Path, tmp_path: Path, call: str, orphans_are_reaped: None
 ) -> None:
     """The same call as without a dump: the kernel decides."""
     with waiting(handled, tmp_path / "work", call, count=1) as running:
@@ -297,7 +297,7 @@ def test_handler_of_a_signal_during_the_freeze_sees_eintr(
 
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex"])
 def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
-    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, adopted: None
+    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, orphans_are_reaped: None
 ) -> None:
     with waiting(handled, tmp_path / "work", call, count=1) as running:
         os.kill(running.pid, signal.SIGSTOP)
@@ -313,7 +313,7 @@ def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
 @pytest.mark.parametrize("command", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
 def test_call_returns_eintr_only_after_a_handler_ran(
-    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, command: tuple[str, ...], adopted: None
+    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     """ppoll and epoll_pwait return EINTR exactly once for each handler that ran."""
     with waiting(handled, tmp_path / "work", call, count=1) as running:
@@ -361,7 +361,11 @@ def storm(pid: int) -> Iterator[None]:
     ids=["plain", "own mounts"],
 )
 def test_tail_prints_lines_appended_after_a_dump(
-    crckpt: Crckpt, tmp_path: Path, before: tuple[str, ...], options: tuple[tuple[str, ...], ...], adopted: None
+    crckpt: Crckpt,
+    tmp_path: Path,
+    before: tuple[str, ...],
+    options: tuple[tuple[str, ...], ...],
+    orphans_are_reaped: None,
 ) -> None:
     """tail is dumped several times, also in rounds."""
     followed, out = tmp_path / "followed", tmp_path / "out"
@@ -384,7 +388,7 @@ def test_tail_prints_lines_appended_after_a_dump(
 
 
 def test_dump_without_the_library_warns_of_interrupted_calls(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
+    crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans_are_reaped: None
 ) -> None:
     """The library is missing where crckpt was installed without a C compiler."""
     # What is installed here stays: other tests, and other programs, use it.

@@ -42,7 +42,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-@pytest.mark.usefixtures("adopted")
+@pytest.mark.usefixtures("orphans_are_reaped")
 def test_tree_of_an_untested_kind_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
     words = ("dump", str(holder.pid), "job")
     for more in ((), ("--no-preflight",), ("--dry-run",)):

@@ -16,7 +16,7 @@ from incremental import NO_TRACKER
 from oracle import compile_program
 from trees import READY_S, wait_for
 
-pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 
 class Tricks:

@@ -18,7 +18,7 @@ from command import PROGRAM, Crckpt
 from stopped_trees import JOB, stopped
 from trees import Tree, runs
 
-pytestmark = pytest.mark.usefixtures("adopted")
+pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 STORE, LOCKED = 10, 11
 COUNTER = next(case for case in CASES if case.name == "counter")

@@ -38,7 +38,7 @@ def test_after(_number):
 """
 
 
-def test_hanging_test_fails_alone(tmp_path: Path) -> None:
+def test_hanging_test_fails_and_the_tests_after_it_run(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(HANGS)
     # In a worker: pytest-xdist waits for whatever still has the worker's pipes, like a fork of it.
     options = ["-p", "hangs", "-p", "no:cacheprovider", "--rootdir=.", "--limit=2", "--numprocesses=1", "-q", "-rfE"]

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from crckpt.host.budget import FAR_S, NEAR_S, Budget
+from crckpt.host.budget import OTHER_USERS_S, OWN_USERS_S, Budget
 from crckpt.host.opened import opened
 from crckpt.host.proc.fd import list_files, read_info, read_open
 from crckpt.host.proc.maps import read_maps
@@ -144,7 +144,7 @@ class _Holders:
 
     def __init__(self, near: Container[int]) -> None:
         self._near = near
-        self._budgets = Budget(NEAR_S), Budget(FAR_S)
+        self._budgets = Budget(OWN_USERS_S), Budget(OTHER_USERS_S)
         self._found: dict[str, int] = {}
         self._names: dict[int, str] = {0: "?"}
         self._looked_at: set[int] = set()
@@ -202,7 +202,7 @@ def find_writers(paths: Iterable[str]) -> dict[str, FileWriter]:
     us = (os.getpid(), *ancestors(os.getpid()))
     found: dict[tuple[int, int], FileWriter] = {}
     inodes = frozenset(map(_inode, identities))
-    looks = _Look(Budget(NEAR_S), inodes), _Look(Budget(FAR_S), inodes)
+    looks = _Look(Budget(OWN_USERS_S), inodes), _Look(Budget(OTHER_USERS_S), inodes)
     near = {0, os.getuid()} | {owner for path in identities if (owner := _owner(path)) is not None}
     for is_far, pid in sort_by_users(near) if wanted else ():
         for link in list_writable(pid, appends=pid not in us, look=looks[is_far]):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from crckpt.host.budget import FAR_S, NEAR_S, Budget
+from crckpt.host.budget import OTHER_USERS_S, OWN_USERS_S, Budget
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_targets
 from crckpt.host.proc.status import real_user, sort_by_users
@@ -93,7 +93,7 @@ def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator
     if not by_target:
         return
     near = {0, *(user for pid in {each.pid for each in held} if (user := real_user(pid)) is not None)}
-    budgets = Budget(NEAR_S), Budget(FAR_S)
+    budgets = Budget(OWN_USERS_S), Budget(OTHER_USERS_S)
     for is_far, pid in sort_by_users(near):
         if pid in inside:
             continue

@@ -18,7 +18,7 @@ from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Keeper, KeeperRe
 
 _PATIENCE_S: Final = 60.0
 # `crckpt ps` asks all keepers in turn: one that is stopped must not keep it for long.
-PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
+DESCRIBE_TIMEOUT_S: Final = limit("CRCKPT_ANSWER_S", 10)
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
 ENDED: Final = f"{KEEPER.title} has ended"
@@ -39,7 +39,7 @@ class KeeperSession:
 
     def describe(self) -> Keeper:
         """Ask for the keeper's state."""
-        keeper = self._ask(KeeperRequest("tell"), PATIENCE_TELL_S).keeper
+        keeper = self._ask(KeeperRequest("describe"), DESCRIBE_TIMEOUT_S).keeper
         assert keeper is not None
         return keeper
 
@@ -105,7 +105,7 @@ def mark_ended(root: int) -> None:
 
 def find_session(root: proc.Process) -> KeeperSession | None:
     """Connect to the keeper that the tree has, if it has one. Raises HelperSilent."""
-    channel = connect(KEEPER, record_path(KEEPER, root.identity), PATIENCE_TELL_S)
+    channel = connect(KEEPER, record_path(KEEPER, root.identity), DESCRIBE_TIMEOUT_S)
     return KeeperSession(channel) if channel is not None else None
 
 
@@ -117,7 +117,7 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | He
     for mark in find_records(KEEPER, ENDED_MARK):
         if not mark.root.keeps_pid:
             mark.path.unlink(missing_ok=True)
-    for record, channel in find_helpers(KEEPER, PATIENCE_TELL_S, of):
+    for record, channel in find_helpers(KEEPER, DESCRIBE_TIMEOUT_S, of):
         if not isinstance(channel, Channel):
             yield channel or record
         else:

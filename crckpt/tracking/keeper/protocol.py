@@ -21,7 +21,7 @@ class KeeperRequest(Struct, frozen=True):
     `stage` hands over `directories`. The keeper removes them once its base is no round in the last of them.
     """
 
-    do: Literal["tell", "begin", "stage", "frozen", "committed", "end"]
+    do: Literal["describe", "begin", "stage", "frozen", "committed", "end"]
     name: str = ""
     directories: tuple[str, ...] = ()
 

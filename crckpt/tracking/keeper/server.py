@@ -61,7 +61,7 @@ class _Service:
             # The answer is that the connection closes when this process ends, after everything else.
             self._ending = True
             return
-        if request.do != "tell" and self._dumping is not None and self._dumping is not peer:
+        if request.do != "describe" and self._dumping is not None and self._dumping is not peer:
             answer = Answer(busy=self._dumping.pid)
         else:
             try:

@@ -78,7 +78,7 @@ def test_shared_remedy_is_printed_once_below_the_reasons() -> None:
     assert lines[-3:] == ["  - eth7 has no link", "  - 2 more like these", "    hint: connect its cable"]
 
 
-def test_criu_lines_are_shown_only_if_they_add_something() -> None:
+def test_lines_of_the_criu_log_are_shown_only_if_the_message_does_not_contain_them() -> None:
     log = ("Error: no file", "Error: it failed")
     explained = CrckptError("a file is missing", hint="find it", causes=log, causes_said=2)
     assert error_text(explained).splitlines() == ["crckpt: a file is missing", "  hint: find it"]

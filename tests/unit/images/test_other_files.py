@@ -10,7 +10,7 @@ from crckpt.images.tree import ImageTree
 
 
 @pytest.mark.parametrize("kind", ["eventfd", "timerfd", "signalfd"])
-def test_event_sources_are_named(tree: ImageTree, kind: str) -> None:
+def test_eventfd_timerfd_and_signalfd_are_listed_with_their_kind(tree: ImageTree, kind: str) -> None:
     assert [entry.file.kind for entry in tree.root.descriptors].count(kind) == 1
 
 

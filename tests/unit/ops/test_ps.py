@@ -115,7 +115,7 @@ def test_tracker_is_ended_by_its_tree(root: proc.Process) -> None:
         result = end_trackers(str(root.pid))
     assert result.ended
     assert [each.keeper.root for each in result.trackers] == [root.pid]
-    assert [request.do for request in requests] == ["tell", "end"]
+    assert [request.do for request in requests] == ["describe", "end"]
 
 
 def test_untracked_tree_is_a_usage_error(root: proc.Process) -> None:
@@ -134,7 +134,7 @@ def test_killed_tracker_is_forgotten(root: proc.Process) -> None:
 
 
 def test_tracker_that_does_not_answer_is_listed_and_not_ended(root: proc.Process) -> None:
-    with smaller_bounds(client, PATIENCE_TELL_S=0.1), listening(root):
+    with smaller_bounds(client, DESCRIBE_TIMEOUT_S=0.1), listening(root):
         (words,) = (words for words in list_processes().unanswered if str(os.getpid()) in words)
         assert words.startswith(f"its tracker (process {os.getpid()}) does not answer; end it: kill -KILL ")
         with pytest.raises(HostCannot, match="does not answer"):

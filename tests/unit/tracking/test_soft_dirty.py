@@ -25,8 +25,8 @@ def test_soft_dirty_bits_show_written_pages(target: StatementRunner) -> None:
     assert rows.tolist() == [[place + page * PAGE, place + (page + 1) * PAGE] for page in (3, 40)]
 
 
-def test_trial_detects_writes_missed_in_merged_mappings(target: StatementRunner) -> None:
-    """Linux 6.0 and later miss such writes, here in three times 64 pages."""
+def test_crckpt_detects_whether_the_kernel_misses_writes_in_merged_mappings(target: StatementRunner) -> None:
+    """Linux 6.0 and later miss such writes. crckpt tries it on three pages, this test on three areas of 64 pages."""
     if not memory_trials.tracks_by_soft_dirty():
         pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")
     protect = "LIBC.mprotect(ctypes.c_void_p(result + {} * PAGE), ctypes.c_size_t(64 * PAGE), {})"

@@ -108,10 +108,13 @@ def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Stateme
 @needs_write_protection
 @pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("how", [0x11, 0x12], ids=["shared", "private"])
-def test_file_mapped_after_the_listing_is_not_tracked(
+def test_file_mapped_after_crckpt_listed_the_mappings_is_not_tracked(
     target: StatementRunner, claims: Path, tmp_path: Path, how: int, is_old: bool
 ) -> None:
-    """A page written over a file and dropped would keep its mark, and count as clean. The test creates that moment."""
+    """If crckpt tracked it, a page that was written and then dropped would count as unchanged.
+
+    The test maps the file between the moments in which crckpt lists the mappings and registers them.
+    """
     (tmp_path / "file").write_bytes(bytes(64 * PAGE))
     target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
     place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")

@@ -71,7 +71,7 @@ def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
         assert dump_signs((), pids, log) == ((), after[1], 4)
 
 
-def test_ended_process_makes_no_progress() -> None:
+def test_ended_process_counts_as_idle_and_causes_no_error() -> None:
     gone = free_pid()
     assert work_done(gone) == 0
     assert not waits_for_a_disk([gone])

@@ -50,7 +50,7 @@ def test_only_the_ended_process_is_reported(
         assert watch.wait(first, 20) < 20
         ended = watch.find_ended()
         assert ended.keys() == {first}
-        # A kernel before 6.15 tells nothing of what was reaped.
+        # Before Linux 6.15 the kernel does not report the exit status of a reaped process.
         assert ended[first] in (-15, None)
         assert watch.wait(second, 0) >= 0
         assert second not in watch.find_ended()

@@ -52,7 +52,7 @@ def seen_by_a_thread() -> set[int]:
     return seen[0]
 
 
-def test_core_of_a_running_process_is_left_to_it() -> None:
+def test_crckpt_does_not_use_the_cpu_on_which_a_program_runs() -> None:
     core = min(OURS)
     with running(_SPIN, core, "R") as pid:
         with cores_left_to([pid]):

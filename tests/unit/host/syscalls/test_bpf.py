@@ -58,7 +58,7 @@ def restricted(group: Path, kind: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_program_restricts_its_group_and_those_below(group: Path, kind: str) -> None:
+def test_bpf_program_restricts_its_control_group_and_those_below(group: Path, kind: str) -> None:
     before = list(group_programs(group))
     if kind in before:
         pytest.skip("a program of a group above restricts it already")

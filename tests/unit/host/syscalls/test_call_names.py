@@ -48,7 +48,7 @@ def test_restarted_calls_have_the_right_numbers() -> None:
     assert numbers == {call_name(number, "x86_64"): number for number in numbers.values()}
 
 
-def test_names_are_loaded_on_demand() -> None:
+def test_table_of_call_names_is_imported_only_when_a_name_is_asked_for() -> None:
     program = (
         "import sys; from crckpt.host.syscalls.ptrace_requests import call_name; print('ptrace' in sys.modules)\n"
         "call_name(0, 'x86_64'); print('ptrace' in sys.modules)"

@@ -121,7 +121,7 @@ def test_tracker_of_another_criu_makes_the_dump_full(
 
 
 def test_silent_tracker_makes_the_dump_full(root: proc.Process, repository: Repository) -> None:
-    with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1):
+    with listening(root, backlog=0), smaller_bounds(client, DESCRIBE_TIMEOUT_S=0.1):
         for _ in range(2):
             # First it accepts nobody, then its queue is full.
             summary = predicted(root, repository, wanted=None)

@@ -39,6 +39,8 @@ def test_second_pid_is_not_a_job_name() -> None:
         (DumpRequest("1", pre_copy=PreCopy(3, 10.0, abort_over=True)), True, False),
     ],
 )
-def test_request_decides_on_tracker_and_long_freeze(request_: DumpRequest, wants: bool | None, allows: bool) -> None:
+def test_dump_options_determine_if_a_tracker_is_used_and_a_long_freeze_is_allowed(
+    request_: DumpRequest, wants: bool | None, allows: bool
+) -> None:
     request_.check()
     assert (request_.wants_tracker, request_.allows_long_freeze) == (wants, allows)

@@ -47,7 +47,7 @@ def test_search_in_runs_equals_search_in_the_whole(pattern: bytes, seed: int) ->
     assert list(matches(_runs(content, seed), compiled)) == expected
 
 
-def test_nothing_is_found_across_a_gap() -> None:
+def test_match_does_not_continue_across_a_gap_in_memory() -> None:
     runs = [(4096, memoryview(b"before-")), (8192, memoryview(b"after"))]
     assert list(matches(runs, re.compile(b"before-after|after"))) == [(8192, b"after")]
 

@@ -39,7 +39,7 @@ def plan(tree: ImageTree, *sizes: int) -> tuple[ProcessPlan, ...]:
     return make_plans(alone, {root.pid: tuple(MemoryRange(vma.start, vma.end, False) for vma in vmas)})
 
 
-def test_small_mappings_are_filled_first(tree: ImageTree) -> None:
+def test_only_large_mappings_are_filled_while_the_tree_runs(tree: ImageTree) -> None:
     (found,) = plan(tree, MIB, 100 * MIB, 2 * MIB, 3 * MIB)
     large = (START + MIB + PAGE_SIZE, START + 101 * MIB + PAGE_SIZE)
     assert (found.ranges, found.mappings) == ((large,), (large,))

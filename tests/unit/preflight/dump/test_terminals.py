@@ -19,7 +19,7 @@ def test_outside_session_leader_needs_shell_job() -> None:
     assert "7" in why(found, "--shell-job")
 
 
-def test_outside_terminal_needs_shell_job() -> None:
+def test_terminal_from_outside_the_tree_adds_criu_option_shell_job() -> None:
     found = plan(with_files(TERMINAL))
     assert found.options.shell_job
     assert "/dev/pts/3" in why(found, "--shell-job")

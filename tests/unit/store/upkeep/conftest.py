@@ -9,9 +9,9 @@ from crckpt.store import Checkpoint, Repository
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint]:
+def one_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint]:
     """A store with one checkpoint in one pack of two frames; every test puts back what it damages."""
-    base = tmp_path_factory.mktemp("whole")
+    base = tmp_path_factory.mktemp("one-checkpoint")
     repository = open_store(base)
     return repository, store(repository, base, ONE_PROCESS)
 

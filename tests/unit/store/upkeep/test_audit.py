@@ -31,9 +31,9 @@ def flipped(path: Path, offset: int) -> Iterator[None]:
         flip(path, offset)
 
 
-def test_intact_checkpoint_has_no_damage(whole: tuple[Repository, Checkpoint]) -> None:
-    repository, checkpoint = whole
-    # Named twice, it is read once.
+def test_audit_finds_no_damage_in_an_intact_checkpoint(one_checkpoint: tuple[Repository, Checkpoint]) -> None:
+    repository, checkpoint = one_checkpoint
+    # The checkpoint is passed twice, but its pack is read once.
     packs = audit(repository, checkpoint, checkpoint)
     (use,) = checkpoint.packs
     assert (packs.count, packs.bytes) == (1, pack_path(repository, use.digest).stat().st_size)
@@ -41,9 +41,9 @@ def test_intact_checkpoint_has_no_damage(whole: tuple[Repository, Checkpoint]) -
     assert list(packs.damages()) == []
 
 
-def test_damaged_frame_is_damage_of_its_pack(whole: tuple[Repository, Checkpoint]) -> None:
+def test_damaged_frame_is_damage_of_its_pack(one_checkpoint: tuple[Repository, Checkpoint]) -> None:
     """The damage is reported once, and not as damage of the index."""
-    repository, checkpoint = whole
+    repository, checkpoint = one_checkpoint
     (use,) = checkpoint.packs
     with flipped(pack_path(repository, use.digest), 100):
         packs = audit(repository, checkpoint)
@@ -65,8 +65,8 @@ def test_damage_that_affects_no_checkpoint_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "table"])
-def test_unreadable_pack_is_damage(whole: tuple[Repository, Checkpoint], how: str) -> None:
-    repository, checkpoint = whole
+def test_unreadable_pack_is_damage(one_checkpoint: tuple[Repository, Checkpoint], how: str) -> None:
+    repository, checkpoint = one_checkpoint
     path = pack_path(repository, checkpoint.packs[0].digest)
     content = path.read_bytes()
     mode = path.stat().st_mode & 0o777
@@ -115,10 +115,10 @@ def test_page_map_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
 
 
 def test_interruption_is_not_reported_as_damage(
-    whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch
+    one_checkpoint: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`verify` would report the interruption as damage, and `verify --repair` would try to repair it."""
-    repository, checkpoint = whole
+    repository, checkpoint = one_checkpoint
 
     def interrupted(_contents: object) -> None:
         raise Interrupted("interrupted by SIGINT")

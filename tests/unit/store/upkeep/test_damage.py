@@ -34,8 +34,8 @@ from crckpt.store import Checkpoint, Repository, details_of, materialise, read_f
 
 @settings(max_examples=examples(150))
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_flipped_bit_of_a_pack_is_found(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
-    repository, checkpoint = whole
+def test_flipped_bit_of_a_pack_is_found(one_checkpoint: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
+    repository, checkpoint = one_checkpoint
     pack = packs(repository)[0]
     offset = int(share * pack.stat().st_size)
     flip(pack, offset, bit)
@@ -53,8 +53,10 @@ def test_flipped_bit_of_a_pack_is_found(whole: tuple[Repository, Checkpoint], sh
 
 @settings(max_examples=examples(60))
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_flipped_bit_of_a_manifest_is_found(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
-    repository, checkpoint = whole
+def test_flipped_bit_of_a_manifest_is_found(
+    one_checkpoint: tuple[Repository, Checkpoint], share: float, bit: int
+) -> None:
+    repository, checkpoint = one_checkpoint
     manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
     offset = int(share * manifest.stat().st_size)
     flip(manifest, offset, bit)
@@ -94,9 +96,9 @@ def test_damaged_manifest_affects_only_its_job(
 
 
 def test_commands_exit_13_and_name_the_damage(
-    whole: tuple[Repository, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one_checkpoint: tuple[Repository, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    repository, checkpoint = whole
+    repository, checkpoint = one_checkpoint
     pack = packs(repository)[0]
     flip(pack, 1000)
     try:
@@ -114,8 +116,8 @@ def test_commands_exit_13_and_name_the_damage(
 
 
 @pytest.mark.parametrize("size", [0, 7, 31, 5000, -1, -25, -80])
-def test_truncated_pack_is_damage(whole: tuple[Repository, Checkpoint], size: int, tmp_path: Path) -> None:
-    repository, checkpoint = whole
+def test_truncated_pack_is_damage(one_checkpoint: tuple[Repository, Checkpoint], size: int, tmp_path: Path) -> None:
+    repository, checkpoint = one_checkpoint
     pack = packs(repository)[0]
     content = pack.read_bytes()
     pack.write_bytes(content[:size])
@@ -127,8 +129,8 @@ def test_truncated_pack_is_damage(whole: tuple[Repository, Checkpoint], size: in
         pack.write_bytes(content)
 
 
-def test_missing_or_longer_pack_is_damage(whole: tuple[Repository, Checkpoint], tmp_path: Path) -> None:
-    repository, checkpoint = whole
+def test_missing_or_longer_pack_is_damage(one_checkpoint: tuple[Repository, Checkpoint], tmp_path: Path) -> None:
+    repository, checkpoint = one_checkpoint
     pack = packs(repository)[0]
     content = pack.read_bytes()
     for change in (pack.unlink, lambda: pack.write_bytes(content + b"\0")):

@@ -16,14 +16,14 @@ from crckpt.store.upkeep.repair import reassemble
 
 
 @pytest.fixture
-def digest(whole: tuple[Repository, Checkpoint]) -> str:
+def digest(one_checkpoint: tuple[Repository, Checkpoint]) -> str:
     """A pack of two frames."""
-    return whole[1].packs[0].digest
+    return one_checkpoint[1].packs[0].digest
 
 
 @pytest.fixture
-def intact(whole: tuple[Repository, Checkpoint], digest: str) -> bytes:
-    return pack_path(whole[0], digest).read_bytes()
+def intact(one_checkpoint: tuple[Repository, Checkpoint], digest: str) -> bytes:
+    return pack_path(one_checkpoint[0], digest).read_bytes()
 
 
 @pytest.fixture

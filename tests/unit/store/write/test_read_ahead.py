@@ -65,7 +65,7 @@ def test_examined_batches_are_reused(tmp_path: Path, pool: Executor) -> None:
     assert [is_known for name, is_known in batches if name == "pages-1.img"] == [False, True, False]
 
 
-def test_shrinking_file_is_an_error(source: Source, pool: Executor) -> None:
+def test_image_file_that_became_shorter_is_an_error_that_names_it(source: Source, pool: Executor) -> None:
     with source.files[0].open("r+b") as file:
         file.truncate(3 * BATCH_PAGES * PAGE_SIZE)
     with pytest.raises(IntegrityError, match="inventory"):

@@ -81,19 +81,19 @@ def test_socket_of_a_killed_tracker_is_removed_after_its_tree(root: proc.Process
 
 
 def test_socket_of_a_tracker_that_does_not_answer_is_kept(root: proc.Process) -> None:
-    with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
+    with listening(root), smaller_bounds(client, DESCRIBE_TIMEOUT_S=0.1):
         before = descriptors()
         assert [type(found) for found in keepers(root.pid)] == [HelperSilent]
         assert keeper_socket(root).exists()
         assert descriptors() == before
 
 
-def test_tracker_describes_itself(root: proc.Process) -> None:
+def test_listing_trackers_returns_what_each_tracker_answers(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, Answer(keeper=KEEPER)) as requests:
         ((found, held),) = (one for one in keepers(root.pid) if isinstance(one, tuple))
         held.close()
     assert found == KEEPER
-    assert requests == [KeeperRequest("tell")]
+    assert requests == [KeeperRequest("describe")]
 
 
 def test_running_dump_is_named(root: proc.Process) -> None:
@@ -136,7 +136,7 @@ def test_tracker_of_another_version_is_reported(root: proc.Process) -> None:
 
 def test_stopped_tracker_does_not_answer(root: proc.Process) -> None:
     """Here the tracker accepts no connection."""
-    with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
+    with listening(root), smaller_bounds(client, DESCRIBE_TIMEOUT_S=0.1):
         (found,) = keepers(root.pid)
         assert isinstance(found, HelperSilent)
         assert found.message == f"its tracker (process {os.getpid()}) does not answer"
@@ -145,7 +145,7 @@ def test_stopped_tracker_does_not_answer(root: proc.Process) -> None:
 
 def test_tracker_with_a_full_queue_does_not_answer(root: proc.Process) -> None:
     """Abandoned connections are still in the queue: without a limit, the next one would wait forever."""
-    with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1), session(root):
+    with listening(root, backlog=0), smaller_bounds(client, DESCRIBE_TIMEOUT_S=0.1), session(root):
         (found,) = keepers(root.pid)
     assert isinstance(found, HelperSilent)
     assert found.message == f"the tracker of PID {root.pid} does not answer"

@@ -20,7 +20,7 @@ pytestmark = [
 
 NOBODY: Final = 65534
 # As CRIU does: with the library, a process is forked that is to be a user's, and makes its sockets.
-MAKES: Final = """
+MAKES_SOCKETS_AS_CRIU: Final = """
 import ctypes, json, os, socket, struct, sys
 table, groups = sys.argv[1], range(1000, 1000 + int(sys.argv[2]))
 def maker(held):
@@ -71,12 +71,12 @@ print(json.dumps(list(make())))
 
 
 @pytest.mark.parametrize("groups", [0, 300, 65536])
-def test_sockets_are_those_of_the_process_that_had_them(tmp_path: Path, groups: int) -> None:
+def test_restored_sockets_belong_to_the_user_and_groups_of_their_process(tmp_path: Path, groups: int) -> None:
     """Connections that nobody has accepted count, too. A process may have as many groups as the kernel allows."""
     table = tmp_path / "holders"
     table.write_bytes(bytes(1 << 19))
     result = subprocess.run(
-        [sys.executable, "-S", "-c", MAKES, str(table), str(groups)],
+        [sys.executable, "-S", "-c", MAKES_SOCKETS_AS_CRIU, str(table), str(groups)],
         env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY), "CRCKPT_HOLDERS": str(table)},
         capture_output=True,
         text=True,
