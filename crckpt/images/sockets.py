@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
@@ -59,6 +59,15 @@ class Address(Struct, frozen=True):
 
     host: _Word
     port: Annotated[int, Meta(ge=0, le=_LAST_PORT)]
+
+    @property
+    def ip(self) -> IPv4Address | IPv6Address | None:
+        """The address in its packets: an IPv6 socket may have an IPv4 address. None if `host` is no address."""
+        try:
+            found = ip_address(self.host)
+        except ValueError:
+            return None
+        return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
     def __str__(self) -> str:
         """The usual form: `127.0.0.1:80`, `[::1]:80`."""

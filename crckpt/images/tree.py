@@ -173,6 +173,12 @@ class ImageTree(Struct, frozen=True):
         """TCP connections: they need `--tcp-established` or `--tcp-close`."""
         return tuple(socket for socket in self.inet_sockets if socket.is_established_tcp)
 
+    @property
+    def inner_connections(self) -> tuple[InetSocket, ...]:
+        """The ends of TCP connections whose other end is in the tree, too."""
+        ends = {(each.source.ip, each.source.port) for each in self.established if each.source.ip}
+        return tuple(each for each in self.established if (each.destination.ip, each.destination.port) in ends)
+
 
 def read_tree(read: Callable[[str], bytes], names: Iterable[str]) -> ImageTree:
     """Read the tree from image files with these `names`; `read(name)` returns the bytes of one.

@@ -17,16 +17,35 @@ import pytest
 from command import PROGRAM, CommandResult, Crckpt
 from control_groups import make_group
 from incremental import wrapper
+from remote import remote
 from stopped_trees import BY_NAME, JOB, program, stopped
 from trees import PYTHON, Case, open_workdir
 
+from crckpt.host.network import packet_filter
 from crckpt.host.syscalls.userfaultfd import has_guard_pages
+from crckpt.store import Repository
 
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 MEBIBYTE: Final = 1 << 20
 ADDRESS: Final = "192.0.2.7"
+# CRIU makes the end that sends first: it has the lower descriptor.
+FULL: Final = """
+import socket
+listener = socket.create_server((%r, 0), family=socket.AF_INET6 if ":" in %r else socket.AF_INET)
+sending = socket.create_connection(listener.getsockname()[:2])
+reading, _ = listener.accept()
+sending.setblocking(False)
+answer = sending.send(bytes(range(256)) * (1 << 14))
+"""
+READ: Final = """
+reading.settimeout(30)
+got = b""
+while len(got) < %d:
+    got += reading.recv(1 << 20)
+answer = got == (bytes(range(256)) * (1 << 14))[:len(got)]
+"""
 PRIVATELY: Final = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 GROUPS: Final = Path("/sys/fs/cgroup")
 CONTROL: Final = """Package: crckpt-held
@@ -163,6 +182,21 @@ def test_missing_address_is_reported(crckpt: Crckpt) -> None:
         _ip("add")
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_connections_within_the_tree_need_no_lock_of_the_dump(crckpt: Crckpt, address: str) -> None:
+    """A reboot removes it, and so does a restore. What a full connection holds is sent before its other end exists."""
+    with remote() as program:
+        sent = program.ask(FULL % (address, address))
+        crckpt.run("dump", str(program.pid), JOB, "--stop", "--tcp", "keep")
+        program.wait_gone()
+        (checkpoint,) = Repository.open(crckpt.store).checkpoints()
+        assert checkpoint.run_id is not None
+        assert packet_filter.lift_lock(checkpoint.run_id)
+        crckpt.run("restore", JOB, "--detach")
+        assert packet_filter.find_removal(checkpoint.run_id) is None
+        assert program.ask(READ % sent) is True
 
 
 def test_connections_need_a_capability_only_to_be_kept(crckpt: Crckpt) -> None:

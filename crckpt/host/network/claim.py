@@ -22,7 +22,7 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.devices import add_silently, find_holder, find_route, make_ordinary, remove
-from crckpt.host.network.packet_filter import find_nft
+from crckpt.host.network.packet_filter import CRIU_MARK, find_nft
 from crckpt.host.proc.net import InetTable, read_inet
 from crckpt.host.process import run
 from crckpt.model import MoveId
@@ -33,8 +33,6 @@ _PREFIX: Final = "crckpt-move-"
 _CHAINS: Final = ("incoming", "outgoing")
 # Before connection tracking (-200), and before any rule of the host that answers a packet with a reset.
 _EARLY: Final = -450
-# SOCCR_MARK (soccr/soccr.h:11). Only who has CAP_NET_ADMIN or CAP_NET_RAW gives packets a mark (socket(7), SO_MARK).
-_OF_CRIU: Final = "meta mark 0xc114"
 # Neighbour solicitation and advertisement. Their target follows 8 bytes of ICMPv6 (RFC 4861, 4.3 and 4.4). nft knows
 # the field by a name (`taddr`) only since 1.0.8.
 _NEIGHBOURS: Final = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } @th,64,128"
@@ -62,7 +60,7 @@ def raise_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
             commands.append(f"add chain {family} {table} {chain} {{ type filter hook {hook} priority {_EARLY}; }}")
             if family != "arp":
                 device = "iifname" if chain == "incoming" else "oifname"
-                commands.append(f'add rule {family} {table} {chain} {device} "lo" {_OF_CRIU} accept')
+                commands.append(f'add rule {family} {table} {chain} {device} "lo" meta mark {CRIU_MARK} accept')
             for address in addresses:
                 ends, protocol = (f"saddr {address.ip}", f"daddr {address.ip}"), "ip" if address.family == 4 else "ip6"
                 rules = [f"arp {end.replace(' ', ' ip ')}" for end in ends if address.family == 4]

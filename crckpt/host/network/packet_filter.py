@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from crckpt.host.opened import opened
 from crckpt.host.process import run
 from crckpt.host.process.cgroups import group_directory, restrictions
 from crckpt.host.syscalls import netlink
+from crckpt.images.sockets import InetSocket
 from crckpt.model import RunId
 
 # A private prefix of CRIU brings its nft along.
@@ -28,6 +30,10 @@ _NAMED = Path("/run/netns")
 
 # Digits of a truncated id: a shorter name could be the lock of another run.
 _LOCK_NAME = len("CRIU-") + 16
+# CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).
+_MOST_OF_NAME: Final = len("CRIU-") + 21
+CRIU_MARK: Final = 0xC114
+"""The mark of CRIU's own packets. Only who has CAP_NET_ADMIN or CAP_NET_RAW can give one (socket(7), SO_MARK)."""
 
 _MOUNTS: Final = Path("/sys/fs/cgroup")
 _NETFILTER: Final = 12  # NETLINK_NETFILTER
@@ -64,10 +70,38 @@ def lift_lock(run_id: RunId, inside: Path | None = None) -> str | None:
 
 def find_removal(run_id: RunId, inside: Path | None = None) -> tuple[str, ...] | None:
     """Find the command that removes the network lock of a run of CRIU, with the table last; None if there is none."""
-    # CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).
     found = (name for name in find_locks(inside) if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name))
     table = next(found, None)
     return None if table is None else (*_entering(inside), str(find_nft()), "delete", "table", "inet", table)
+
+
+@contextmanager
+def connections_locked(run_id: RunId, connections: Sequence[InetSocket]) -> Iterator[None]:
+    """Drop the packets of these connections, but CRIU's, until its restore is complete, or the block ends.
+
+    CRIU lets a connection send what waits in it before the other end exists, and this host would answer with a reset.
+    The lock of the dump prevents that, but it is gone after a restore, after a reboot, and on another host. Ours has
+    its name: CRIU removes it when all connections exist. Raises HostCannot.
+    """
+    tool = find_nft()
+    if not connections or tool is None or find_removal(run_id) is not None:
+        yield
+        return
+    chain = f"inet {f'CRIU-{run_id}'[:_MOST_OF_NAME]}"
+    words = [f"add table {chain};", f"add chain {chain} input {{ type filter hook input priority 0; }};"]
+    words.append(f"add rule {chain} input meta mark {CRIU_MARK} accept;")
+    for each in connections:
+        own, peer = each.source, each.destination
+        ip = "ip" if isinstance(own.ip, IPv4Address) else "ip6"
+        ends = f"{ip} saddr {own.ip} tcp sport {own.port} {ip} daddr {peer.ip} tcp dport {peer.port}"
+        words.append(f"add rule {chain} input {ends} drop;")
+    done = run.run([tool, *words])
+    if not done.ok:
+        raise HostCannot(f"connections within the tree cannot be locked ({tool}): {done.output.strip()}")
+    try:
+        yield
+    finally:
+        lift_lock(run_id)
 
 
 @contextmanager

@@ -105,11 +105,11 @@ def _find_connections_that_stay(planned: PlannedRestore) -> Iterator[Finding]:
     """Find connections with a program on the source's own host that is not in the tree."""
     if not planned.keeps_connections or planned.tree.is_apart("net"):
         return
-    ends = {(_end(each.source.host), each.source.port) for each in planned.tree.established}
+    inner = {each.id for each in planned.tree.inner_connections}
     for each in planned.tree.established:
-        own, other = _end(each.source.host), _end(each.destination.host)
+        own, other = each.source.ip, each.destination.ip
         is_local = own == other or (other is not None and other.is_loopback)
-        if is_local and (other, each.destination.port) not in ends:
+        if is_local and each.id not in inner:
             yield cause("connection-stays").finding(connection=each.title)
 
 
@@ -121,12 +121,6 @@ def _compare_names(questions: MoveQuestions, names: Sequence[str]) -> Iterator[F
         elif there not in ("", asked.name):
             key = "rights-of-another" if asked.gives_rights else "user-differs"
             yield cause(key).finding(here=asked.name or "no name", there=there, **values)
-
-
-def _end(host: str) -> IPv4Address | IPv6Address | None:
-    """The address of an end of a connection: the IPv4 address that an IPv6 socket uses."""
-    found = _address(host)
-    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:

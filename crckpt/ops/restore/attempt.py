@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -103,6 +103,11 @@ class RestoreAttempt(Struct, frozen=True):
         return self.has_new_terminal or not (self.request.detach or self.request.new_pid_namespace)
 
     @property
+    def tcp(self) -> Literal["keep", "close"] | None:
+        """What becomes of TCP connections: those that the dump has kept can also be restored closed."""
+        return self.request.tcp or self.checkpoint.options.tcp
+
+    @property
     def name(self) -> str:
         """The checkpoint, for commands: with --or-older, the ref may name a newer one."""
         return self.checkpoint.short_id if self.request.or_older else self.request.ref
@@ -136,9 +141,8 @@ class RestoreAttempt(Struct, frozen=True):
 
     def command(self, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:
         """The command that runs CRIU; `inherit` are values for its --inherit-fd."""
-        # CRIU needs the options of the dump again, except for TCP: connections that were kept can also be restored
-        # closed.
-        options = replace(self.checkpoint.options, tcp=self.request.tcp or self.checkpoint.options.tcp)
+        # CRIU needs the other options of the dump again.
+        options = replace(self.checkpoint.options, tcp=self.tcp)
         words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
         files = paths.work / HOLDERS, LastCalls(paths.work).path
         return (*ungrouped_words(), *restore_words(self.criu.path, *files), *words)

@@ -238,6 +238,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             holder=outside.holder,
             copiers=criu.copiers,
         )
+        if attempt.tcp == "keep" and checkpoint.run_id and not tree.is_apart("net"):
+            stack.enter_context(packet_filter.connections_locked(checkpoint.run_id, tree.inner_connections))
         return _build(attempt, tree, result, criu, streams, attributes, recorded)
 
 
