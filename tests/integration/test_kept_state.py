@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import Crckpt
-from stopped_trees import JOB, program, restored_by, stopped
+from stopped_trees import JOB, ObstructedCriu, foreground, program, restored_by, stopped
 from trees import Tree, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
@@ -205,3 +206,26 @@ def test_file_without_a_name_is_reported(crckpt: Crckpt) -> None:
         words = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
         assert "O_TMPFILE" in " ".join(words)
         tree.wait_gone()
+
+
+@HOW
+def test_locks_of_a_mapped_file_are_restored(crckpt: Crckpt, how: str) -> None:
+    """CRIU takes them, and loses them when it maps the file."""
+    with stopped(crckpt, program("kept_state", "locks-of-mapped-file")) as tree, restored_by(crckpt, how):
+        assert look(tree)["locks-of-mapped-file"] == [False, True, False, True]
+
+
+def test_lost_lock_that_another_program_takes_fails_the_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+    """The other program takes it before crckpt can take it again."""
+    with stopped(crckpt, program("kept_state", "locks-of-mapped-file")) as tree:
+        with (
+            (tree.workdir / "mapped").open("r+b") as file,
+            obstructed.waits(committed=False) as obstacle,
+            foreground(crckpt, "--criu", str(obstructed.path)) as front,
+        ):
+            obstacle.wait_reached()
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 120)
+            obstacle.let_go()
+            assert front.wait(60) == 23
+        crckpt.run("restore", JOB, "--detach")
+        assert look(tree)["locks-of-mapped-file"] == [False, True, False, True]

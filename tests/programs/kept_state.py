@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import select
 import socket
@@ -18,6 +19,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -294,6 +296,28 @@ def segments(_: Path) -> Look:
     return look
 
 
+def locks_of_mapped_file(workdir: Path) -> Look:
+    """Locks on a file that is mapped, too, as SQLite and LMDB have them."""
+    (workdir / "mapped").write_bytes(bytes(mmap.PAGESIZE))
+    file = (workdir / "mapped").open("r+b")
+    KEPT.extend((file, mmap.mmap(file.fileno(), 0)))
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, 120)
+    fcntl.lockf(file, fcntl.LOCK_SH, 0, 128)
+
+    def may_lock(how: int, length: int, start: int) -> bool:
+        # A process cannot conflict with itself, and loses its locks when it closes the file.
+        other = os.fork()
+        if not other:
+            with (workdir / "mapped").open("r+b") as again, suppress(BlockingIOError):
+                fcntl.lockf(again, how | fcntl.LOCK_NB, length, start)
+                os._exit(0)
+            os._exit(1)
+        return os.waitpid(other, 0)[1] == 0
+
+    wanted = ((fcntl.LOCK_SH, 1, 120), (fcntl.LOCK_EX, 1, 121), (fcntl.LOCK_EX, 1, 4000), (fcntl.LOCK_SH, 0, 128))
+    return lambda: [may_lock(*each) for each in wanted]
+
+
 THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "thread-directories": thread_directories,
     "thread-root": thread_root,
@@ -316,6 +340,7 @@ THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "unnamed-file": unnamed_file,
     "exit-signal": exit_signal,
     "segments": segments,
+    "locks-of-mapped-file": locks_of_mapped_file,
 }
 
 

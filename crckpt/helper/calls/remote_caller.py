@@ -8,9 +8,11 @@ its script, the helper makes it detach from that thread, and seize it again afte
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import signal
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +39,7 @@ from crckpt.host.syscalls import own_process, ptrace
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
 _UNSHARE, _CHDIR, _UMASK, _CHROOT, _CLONE_FS = 272, 80, 95, 161, 0x200
-_OPENAT, _WRITE, _CLOSE = 257, 1, 3
+_OPENAT, _WRITE, _CLOSE, _FCNTL = 257, 1, 3, 72
 _LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
@@ -255,6 +257,13 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
     return found
 
 
+def _take_lock(thread: ptrace.StoppedThread, descriptor: int, is_exclusive: int, start: int, length: int) -> int:
+    """Take a POSIX lock without waiting. Length 0: to the end of the file. A negative number is an error."""
+    kind = fcntl.F_WRLCK if is_exclusive else fcntl.F_RDLCK
+    with thread.lent(struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)) as address:
+        return thread.system_call(_FCNTL, descriptor, fcntl.F_SETLK, address)
+
+
 _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "listener": _listen,
     "controlling_terminal": _take_terminal,
@@ -262,6 +271,7 @@ _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "login_uid": _set_login_uid,
     "session_keyring": _join_session_keyring,
     "segments": set_segments,
+    "lock": _take_lock,
 }
 
 

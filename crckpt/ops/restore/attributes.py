@@ -27,6 +27,8 @@ from crckpt.host.attributes.pipes import PipeRecord, restore_owner
 from crckpt.host.attributes.signal_owners import remove_owner
 from crckpt.host.network.packet_filter import read_packet_rules
 from crckpt.host.proc import procfs
+from crckpt.host.proc.fd import read_info
+from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.process import cgroups
 from crckpt.host.process.cgroups import read_cgroups
 from crckpt.host.process.pidfd import borrow_each
@@ -49,6 +51,7 @@ from crckpt.preflight.restore.attributes import (
 )
 
 if TYPE_CHECKING:
+    from crckpt.images.processes import FileLock
     from crckpt.images.tree import ImageTree
 
 # What a setter raises if the kernel refuses the value, or if the value is no number that the kernel takes.
@@ -107,11 +110,14 @@ class AttributeRestore(Struct, frozen=True):
 def prepare_tree(
     attributes: AttributeRestore, init: int | None, streams: ImageStreams | None, recorded: RecordedFiles
 ) -> tuple[Finding, ...]:
-    """In the hold: fill the memory of a tree, check its open files, set its attributes, and return what was lost.
+    """In the hold: take the locks of a tree that CRIU has lost, fill its memory, check its open files, set its
+    attributes, and return what was lost.
 
     The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed, IntegrityError, OSError if
     it must not run.
     """
+    # Others can take the locks until then.
+    _RestoredTree(attributes.tree, init).take_locks(attributes.tree.locks)
     fill_memory(attributes.tree, init, streams)
     # A rehearsal may lose attributes, but shows what a restore would find in the files.
     allow_weaker = attributes.allow_weaker and not attributes.is_isolated
@@ -153,6 +159,27 @@ class _RestoredTree:
     def __init__(self, tree: ImageTree, init: int | None) -> None:
         self._init = init
         self._pids = proc.outer_pids((process.pid for process in tree.processes), init)
+
+    def take_locks(self, locks: Iterable[FileLock]) -> None:
+        """Take the POSIX locks that the processes no longer have. Raises RestoreFailed if one is taken."""
+        # CRIU takes them, and then maps files, for which it closes a descriptor of each (criu/cr-restore.c:646,
+        # criu/pie/restorer.c:918): the kernel releases all POSIX locks on a file of which a process closes one.
+        orders: list[tuple[FileLock, Order]] = []
+        of_processes = (lock for lock in locks if lock.kind == "POSIX")
+        for (pid, fd), wanted in groupby(of_processes, lambda lock: (lock.pid, lock.fd)):
+            here = self._pids.get(pid, 0)
+            held: set[FileLock] = set()
+            with suppress(OSError):
+                held.update(parse_locks(read_info(here, fd), pid, fd))
+            for lock in wanted:
+                if lock not in held:
+                    length = 0 if lock.end is None else lock.end - lock.start + 1
+                    values = (("lock", (fd, int(lock.exclusive), lock.start, length)),)
+                    orders.append((lock, Order(here, here, "set", values, is_lent=True)))
+        for lock, _, why in _carry_out(orders):
+            title = f"the POSIX lock of descriptor {lock.fd} of PID {lock.pid}"
+            hint = cause("lock-taken").finding().remedy
+            raise RestoreFailed(f"{title} cannot be taken again: {why}", state=NOTHING_LEFT, hint=hint)
 
     def separate_sessions(self, firsts: dict[int, int]) -> Iterator[Finding]:
         """Give these processes new session keyrings, each with those of the same first process; yield those without."""
