@@ -75,9 +75,9 @@ def dump(
     max_freeze: str | None = options.option(
         "--max-freeze TIME",
         "With --pre-copy: the longest freeze that you want, the budget (100ms, 0.5s). Rounds repeat until the "
-        "estimated freeze is within it. If that fails, the dump goes on, and says so.",
+        "estimated freeze is within it. If it never is, crckpt says so and dumps anyway.",
         INCREMENTAL,
-        shown="until little is left",
+        shown="until little is left to copy",
     ),
     max_rounds: int | None = options.option(
         "--max-rounds N",
@@ -99,8 +99,9 @@ def dump(
 ) -> None:
     """Checkpoint a running process and all its descendants.
 
-    The tree stands still while CRIU copies its memory. Then it runs on, or ends with **--stop**. If the dump fails or
-    is interrupted, the tree runs on. In the rare case that it cannot, crckpt says so, and what to do (exit code 22).
+    The tree is frozen while CRIU copies its memory. Then it keeps running; with **--stop** it ends. If the dump fails
+    or is interrupted, the tree keeps running. In the rare case that it cannot, crckpt says so and what to do (exit code
+    22).
 
     For example:
 

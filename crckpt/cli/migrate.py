@@ -89,15 +89,17 @@ def migrate(
         "--max-downtime TIME",
         "The longest downtime that you want (300ms, 2s). If rounds cannot reach it, the program is moved anyway.",
         DOWNTIME,
-        shown="until little is left",
+        shown="rounds until little is left to copy",
     ),
     max_rounds: int = options.option(
         "--max-rounds N", "Copy memory in at most this many rounds.", DOWNTIME, default=_MOST_ROUNDS, min=1
     ),
-    abort_over: bool = options.flag("--abort-over", "With --max-downtime: in that case, do not move it.", DOWNTIME),
+    abort_over: bool = options.flag(
+        "--abort-over", "With --max-downtime: if it is out of reach, do not move.", DOWNTIME
+    ),
     lazy: bool = options.flag(
         "--lazy",
-        "Start the program there before its memory is sent (post-copy). If the connection is lost then, it ends.",
+        "Send memory once the program runs there (post-copy). If the connection is lost during that, the program ends.",
         DOWNTIME,
     ),
     local_lazy: bool = options.flag(
@@ -117,7 +119,8 @@ def migrate(
     ),
     source_is_gone: bool = options.flag(
         "--source-is-gone",
-        "With --resume, on the destination: the source will never run again. If it does, the program could run twice.",
+        "With --resume on the destination: promise that the source will never run again. If it does, two copies could "
+        "run.",
         UNFINISHED,
     ),
     remote_crckpt: str = options.option(
@@ -127,7 +130,7 @@ def migrate(
         default="crckpt",
     ),
     remote_store: str | None = options.option(
-        "--remote-store DIR", "The store on the other host.", WHERE, shown="that of crckpt there"
+        "--remote-store DIR", "The store on the other host.", WHERE, shown="the one that crckpt uses there"
     ),
     allow_weaker: bool = options.flag(
         "--allow-weaker", "Move the program even if it will be less protected there than here.", ADVANCED
@@ -139,8 +142,8 @@ def migrate(
 
     This is live migration: memory is copied while the program runs, then the program is frozen, the rest is copied, and
     it continues there. If that fails, it keeps running here. It never runs on both hosts. If the connection is lost
-    when it has already ended here, crckpt connects again, or prints what to type later (exit code 31). Both hosts need
-    crckpt, and root.
+    after the program has ended here, crckpt connects again, or prints what to type later (exit code 31). Both hosts
+    need crckpt, and root.
 
     For example:
 

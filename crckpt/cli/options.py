@@ -98,7 +98,7 @@ COMPRESS: Final = option(
 )
 NO_PREFLIGHT: Final = flag("--no-preflight", "Skip the checks, and try it even if it will probably fail.", ADVANCED)
 REF: Final = argument(
-    "REF", "The checkpoint: JOB (its newest), JOB~2 (two before that), JOB:TAG, or an id (4 digits or more of it)."
+    "REF", "The checkpoint: JOB (its newest), JOB~2 (two before that), JOB:TAG, or an id (at least its first 4 digits)."
 )
 
 

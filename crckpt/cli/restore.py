@@ -47,7 +47,7 @@ def restore(
         "What to do if open files grew since the checkpoint, or logs were rotated. **refuse**: do not restore. "
         "**keep**: leave them as they are (only for logs that the program appends to). **rewind**: cut them to their "
         "old size; what is cut off goes into a file next to each. crckpt never cuts a file that another process is "
-        "writing, or that is not the one of the checkpoint.",
+        "writing, or that is not the same file as at the checkpoint.",
         ADVANCED,
         default="refuse",
     ),
@@ -77,9 +77,9 @@ def restore(
 ) -> None:
     """Bring a checkpointed tree back to life.
 
-    Without **--detach** crckpt stays the parent of the program, passes signals on to it (except signals that it was
-    started to ignore, as by `nohup`), and exits with the program's own exit status. At a prompt the program is a job of
-    the shell: ^C, ^Z, `fg` and `bg` work.
+    Without **--detach** crckpt stays the parent of the program, passes signals on to it (except signals that were
+    ignored when crckpt was started, for example by `nohup`), and exits with the program's own exit status. At a prompt
+    the program is a job of the shell: ^C, ^Z, `fg` and `bg` work.
     crckpt first checks what would make the restore fail. If it fails all the same, nothing is left behind, and you can
     try it again.
 
