@@ -17,6 +17,7 @@ from crckpt.causes import cause, preflight_refusal
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host.disk import space
+from crckpt.host.network.closing import report_closing
 from crckpt.host.steps import limit
 from crckpt.migrate.addresses import check_source, list_source_addresses
 from crckpt.migrate.destination.receive import Destination
@@ -67,13 +68,14 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
         is_late = request.options.lazy == "source"
         risk = (cause("lazy-risk").finding(job=target.job, host=request.host),) if is_late else ()
         if request.check:
+            closing = report_closing("connections-closing", list_source_addresses(request.options.addresses))
             return MigrateResult(
                 target.job,
                 request.host,
                 is_check=True,
                 memory_bytes=target.observed.memory,
                 to_send=tuple(FileToSend(file.name, file.size) for file in found.lacking if request.send_files),
-                warnings=(*found.warnings, *risk),
+                warnings=(*found.warnings, *closing, *risk),
             )
         for each in risk:
             report.say(f"note: {each.what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,9 +37,10 @@ def started(lab: TwoHosts, program: str, *words: str) -> Iterator[int]:
             lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
 
 
-def move(lab: TwoHosts, pid: int, address: str) -> Result:
+def move(lab: TwoHosts, pid: int, address: str, *options: str) -> Result:
     """Move it to the destination with its address and connections."""
-    return lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--tcp", "keep", "--move-ip", address)
+    words = (str(pid), "destination", JOB, "--tcp", "keep", "--move-ip", address, *options)
+    return lab.run("source", "crckpt", "migrate", *words)
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -57,3 +59,28 @@ def test_half_closed_connection_gets_all_its_data(lab: TwoHosts, version: int) -
             assert {line.partition(": ")[2] for line in output.splitlines()} == {"all"}
     finally:
         lab.bring_service_back(version)
+
+
+def test_closed_connection_sends_its_last_bytes_before_the_freeze(lab: TwoHosts) -> None:
+    """It cannot move, as the server has closed it: what the client has not read then is lost, and crckpt says so."""
+    address, begin = f"{lab.services[4]}@{lab.device}", "/srv/shared/begin"
+    clients = []
+    try:
+        with started(lab, HALF_CLOSED, "serve", lab.service(4), "9000") as pid:
+            for file in (begin, f"{begin}-never"):
+                words = (PYTHON, PROGRAMS / HALF_CLOSED, "wait", lab.service(4), "9000", file)
+                clients.append(client := lab.open("client", *words))
+                assert client.stdout is not None
+                assert client.stdout.readline() == "ready\n"
+            output = move(lab, pid, address, "--check").out
+            assert re.search(r"still have [0-9,]+ bytes to send \([0-9.:]+ -> [0-9.:]+ and 1 more\)", output)
+            output = move(lab, pid, address, "--before-freeze", f"touch {begin}").out
+            assert re.search(r"still had [0-9,]+ bytes to send \([0-9.:]+ -> [0-9.:]+\), which are lost", output)
+            assert clients[0].stdout is not None
+            assert clients[0].stdout.readline() == "all\n"
+    finally:
+        for client in clients:
+            client.kill()
+            client.communicate()
+        lab.bring_service_back(4)
+        lab.run("source", "rm", "-f", begin)

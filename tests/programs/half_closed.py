@@ -1,22 +1,29 @@
 """Connections of which one side, or both, has ended its data; and whether all data has come in the end.
 
 `half_closed.py serve ADDRESS PORT` sends CONTENT on each connection. The client's first byte says when it ends its
-data: at once (`f`), when the client has ended its own (`l`), or after that when a connection says `e` (`w`).
+data: at once (`f`), when the client has ended its own (`l`), or after that when a connection says `e` (`w`). With `c`
+it closes the connection at once.
 
 `half_closed.py ask ADDRESS PORT` makes a connection of each of KINDS, and says `ready` when all have the server's state
 of that name. After a line on its stdin it sends and reads the rest, and says of each kind what it got.
+
+`half_closed.py wait ADDRESS PORT FILE` makes a connection that the server closes, and says `ready`. A second after
+there is a FILE, it reads, and says what it got.
 """
 
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
 CONTENT: Final = bytes(range(256)) * 512
 MORE: Final = b"more"
 WITHIN_S: Final = 30
 SETTLES_S: Final = 0.5
+LOOK_S: Final = 0.02
+LATE_S: Final = 1
 # The first byte, whether the client ends its own data at once, and whether it reads at once.
 KINDS: Final = {
     "fin-wait-1": (b"f", False, False),
@@ -43,6 +50,9 @@ def answer(connection: socket.socket, is_over: threading.Event) -> None:
         is_over.set()
         return
     connection.sendall(CONTENT)
+    if kind == b"c":
+        connection.close()
+        return
     if kind == b"f":
         connection.shutdown(socket.SHUT_WR)
     while connection.recv(1 << 16):
@@ -74,6 +84,18 @@ def ask(address: str, port: int) -> None:
         print(f"{kind}: {finish(connections[kind], got[kind], ends=ends)}", flush=True)
 
 
+def wait(address: str, port: int) -> None:
+    """Let the server close a connection, and read late."""
+    connection = connect(address, port)
+    connection.sendall(b"c")
+    time.sleep(SETTLES_S)
+    print("ready", flush=True)
+    while not Path(sys.argv[4]).exists():
+        time.sleep(LOOK_S)
+    time.sleep(LATE_S)
+    print(finish(connection, b"", ends=True), flush=True)
+
+
 def finish(connection: socket.socket, got: bytes, *, ends: bool) -> str:
     """Send and read the rest; return what was got."""
     try:
@@ -102,4 +124,4 @@ def find_family(address: str) -> int:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "ask": ask}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    {"serve": serve, "ask": ask, "wait": wait}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))

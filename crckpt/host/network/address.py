@@ -46,6 +46,11 @@ class HostAddress(Struct, frozen=True):
         return str(ip_interface(self.interface).network)
 
     @property
+    def in_tables(self) -> tuple[str, ...]:
+        """It as the kernel's tables of sockets have it: sockets of IPv6 may have an IPv4 address."""
+        return (f"[{self.ip}]",) if self.family == 6 else (self.ip, f"[{ip_interface(f'::ffff:{self.ip}').ip}]")
+
+    @property
     def is_single(self) -> bool:
         """Whether its network has no other address."""
         return self.length == (32 if self.family == 4 else 128)

@@ -16,7 +16,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
 from typing import Final
 
 from crckpt.errors import HostCannot
@@ -162,9 +161,7 @@ def give_up(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     for address in addresses:
         remove(address)
     # Wait until no connection has one of these as its own address. Only a tree that is being ended has some.
-    names = {f"[{address.ip}]" if address.family == 6 else address.ip for address in addresses}
-    # Sockets of IPv6 may have an IPv4 address.
-    names |= {f"[{ip_address(f'::ffff:{address.ip}')}]" for address in addresses if address.family == 4}
+    names = {name for address in addresses for name in address.in_tables}
     until = time.monotonic() + _SOCKETS_END_S
     while time.monotonic() < until and any(
         row.state not in _QUIET and row.local.rpartition(":")[0] in names

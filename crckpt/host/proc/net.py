@@ -103,6 +103,11 @@ class InetRow(Struct, frozen=True):
         return int(when, 16) / os.sysconf("SC_CLK_TCK") if timer == _TIME_WAIT_TIMER else None
 
     @property
+    def unsent(self) -> int:
+        """Bytes that its peer has not acknowledged; the end of what it sends counts as one."""
+        return int(self.words[4].partition(":")[0], 16)
+
+    @property
     def unread(self) -> int:
         """Bytes that wait to be read; of a socket that listens, connections that wait to be accepted."""
         return int(self.words[4].partition(":")[2], 16)

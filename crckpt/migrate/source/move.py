@@ -24,6 +24,7 @@ from crckpt.errors import (
     TreeStopped,
 )
 from crckpt.host import proc
+from crckpt.host.network.closing import report_closing, wait_for_closing
 from crckpt.host.network.late_packets import capturing
 from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
@@ -80,11 +81,13 @@ def move_tree(
     yet.
     """
     began = time.monotonic()
+    addresses = list_source_addresses(request.options.addresses)
     source = _begin(request, root, repository, peer, found)
     hand_over = LiveHandOver(source, request, found, report)
     with rounds_removed(source), _failure_recorded(source, root, request):
         rounds, why_stopped = _copy_rounds(request, root, context, source, report)
         run_hook(request, source.move, "before-freeze")
+        wait_for_closing(addresses)
         report.say("handing over ...")
         # What it has written so far, so that the freeze need not wait for that.
         _write_back_shared(root)
@@ -94,13 +97,15 @@ def move_tree(
             # Stopped once the tree has ended here, crckpt would leave it on neither host.
             stops_deferred(),
             repository.restoring(source.move.job),
-            capturing(list_source_addresses(request.options.addresses)) as hand_over.capture,
+            capturing(addresses) as hand_over.capture,
         ):
             # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
             last = dump(_dump_request(request, source.move.job, None), context, hand_over=hand_over).checkpoint
     running = hand_over.get_running()
     assert last is not None
     late = (hand_over.failed_hook,) if hand_over.failed_hook is not None else ()
+    # Without their address they send nothing more: they are as they were when it was removed.
+    cut = report_closing("connections-cut", addresses)
     downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
     return MigrateResult(
         source.move.job,
@@ -115,7 +120,7 @@ def move_tree(
         downtime_ms,
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
-        warnings=distinct((*found.warnings, *_reword(running.warnings, source, context), *late)),
+        warnings=distinct((*found.warnings, *_reword(running.warnings, source, context), *cut, *late)),
         terminal_log=running.terminal_log,
     )
 
