@@ -13,7 +13,7 @@ from rounds import Target, build_program
 from stopped_trees import ObstructedCriu, orphans_adopted, program
 from trees import Tree, started
 
-OUTSIDE = Path("/proc/1/fd/9")  # scripts/isolated
+HOST_NETWORK = Path("/proc/1/fd/9")  # scripts/isolated
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def crckpt(tmp_path: Path) -> Crckpt:
 @pytest.fixture(scope="module")
 def host_network() -> Iterator[None]:
     """The machine's network, to install packages."""
-    with OUTSIDE.open("rb") as outside, inside(outside.fileno()):
+    with HOST_NETWORK.open("rb") as outside, inside(outside.fileno()):
         yield
 
 

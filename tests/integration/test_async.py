@@ -21,7 +21,7 @@ ENDED: Final = 14
 LOCKED: Final = 11
 REFUSED: Final = 24
 WITHIN_S: Final = 60
-BEFORE_IT_IS_SAFE: Final = "manifest-directory.rename"
+LAST_STEP_BEFORE_DURABLE: Final = "manifest-directory.rename"
 
 
 def _listed(crckpt: Crckpt) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _state(crckpt: Crckpt) -> list[str]:
 @contextmanager
 def _stored_later(crckpt: Crckpt, tree: Tree) -> Iterator[int]:
     """A dump that has returned and is not durable; the PID of the storing process, which waits for SIGCONT."""
-    result = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=BEFORE_IT_IS_SAFE)
+    result = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=LAST_STEP_BEFORE_DURABLE)
     assert "the tree runs on" in result.out
     (one,) = _listed(crckpt)["pending"]
     pid = int(one["pid"])

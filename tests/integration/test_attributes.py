@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 REFUSED: Final = 24
 TWO_CPUS: Final = len(os.sched_getaffinity(0)) > 1
 
-TOGETHER: Final = (
+ATTRIBUTES_OF_ONE_PROGRAM: Final = (
     "affinity ioprio timer_slack slice personality coredump_filter oom_score_adj autogroup subreaper thp_disable umask "
     "mce_kill memory_merge mlock_on_fault mdwe bounding_set rlimits groups",
     "nice mlock_future seccomp no_new_privs securebits dumpable mdwe_no_inherit",
@@ -34,7 +34,7 @@ TOGETHER: Final = (
 )
 """Names that a program can set at the same time."""
 
-NAMES: Final = tuple(name for names in TOGETHER for name in names.split())
+NAMES: Final = tuple(name for names in ATTRIBUTES_OF_ONE_PROGRAM for name in names.split())
 
 
 class Asked(NamedTuple):
@@ -51,7 +51,7 @@ def restored_attributes(request: pytest.FixtureRequest, tmp_path_factory: pytest
     if not TWO_CPUS:
         pytest.skip("a program with two affinities needs two CPUs")
     found: dict[str, Asked] = {}
-    for names in TOGETHER:
+    for names in ATTRIBUTES_OF_ONE_PROGRAM:
         crckpt = Crckpt(tmp_path_factory.mktemp("attributes") / "store")
         with orphans_adopted(), started(program("attributes", *names.split())) as tree:
             (tree.workdir / "quiet").touch()
@@ -138,7 +138,7 @@ def test_possibly_confined_program_is_not_restored_unconfined(crckpt: Crckpt) ->
         tree.wait_growth(before)
 
 
-ORPHANS = """
+PROGRAM_WITH_ORPHANS = """
 import ctypes, os, time
 libc = ctypes.CDLL(None)
 libc.prctl(36, 1, 0, 0, 0)
@@ -157,7 +157,7 @@ while True:
 def test_program_that_keeps_changing_pid_is_not_restored_unconfined(crckpt: Crckpt, tmp_path: Path) -> None:
     """The queried process has ended before the freeze. A subreaper is the parent of the next process."""
     null = subprocess.DEVNULL
-    words, options = ("/usr/bin/python3", "-c", ORPHANS), {"cwd": tmp_path, "start_new_session": True}
+    words, options = ("/usr/bin/python3", "-c", PROGRAM_WITH_ORPHANS), {"cwd": tmp_path, "start_new_session": True}
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, **options)  # type: ignore[call-overload]
     try:
         wait_for((tmp_path / "ready").exists, 60, "the program")
@@ -197,7 +197,7 @@ def test_unrestricted_affinity_stays_unrestricted(crckpt: Crckpt) -> None:
         assert os.sched_getaffinity(tree.pid) == mine
 
 
-_JOINED: Final = """
+_PROGRAM_WITH_A_SESSION_KEYRING: Final = """
 import ctypes, os, sys
 # 0: it has this one already.
 assert ctypes.CDLL(None).syscall(250, 1, sys.argv[1].encode()) >= 0
@@ -208,7 +208,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 def _session_after(crckpt: Crckpt, tree: Tree, name: str = "crckpt-restores") -> str:
     """The session keyring of the tree after a restore by a crckpt with a keyring of this name."""
     before = tree.counters()
-    words = (sys.executable, "-c", _JOINED, name, str(PROGRAM), "restore", JOB, "--detach")
+    words = (sys.executable, "-c", _PROGRAM_WITH_A_SESSION_KEYRING, name, str(PROGRAM), "restore", JOB, "--detach")
     subprocess.run(words, check=True, env=crckpt.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     tree.wait_growth(before)
     return str(_of(tree)["process"]["session_keyring"])

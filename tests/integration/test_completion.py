@@ -23,7 +23,7 @@ SHELLS = {
     "zsh": ("zsh", "-f", "-i"),
     "fish": ("fish", "--no-config", "-i"),
 }
-PREPARE = {
+SETUP_COMMANDS = {
     "bash": "bind 'set bell-style none'; bind 'set enable-bracketed-paste off'",
     "zsh": "autoload -U compinit && compinit -u -D; unsetopt zle_bracketed_paste; PROMPT='$ '",
     "fish": "function fish_prompt; echo '$ '; end",
@@ -88,7 +88,7 @@ def typing(shell: str, crckpt: Crckpt, home: Path) -> Iterator[Typist]:
     os.close(theirs)
     try:
         typist = Typist(ours)
-        for line in (PREPARE[shell], SOURCE[shell], "echo rea''dy"):
+        for line in (SETUP_COMMANDS[shell], SOURCE[shell], "echo rea''dy"):
             typist.type(f"{line}\n")
         typist.wait_for(r"[\r\n]ready\r?\n")
         yield typist

@@ -42,7 +42,7 @@ from crckpt.images.processes import (
 )
 from crckpt.images.regfile import Ghost, RegularFile, Remap, read_ghost, read_remaps
 
-SUBJECT: Final = TESTS / "data/images"
+IMAGE_DIRECTORY: Final = TESTS / "data/images"
 Record: TypeAlias = dict[str, Any]
 Made = TypeVar("Made", bound=Struct)
 
@@ -59,7 +59,9 @@ def crit(criu: Path) -> Path:
     found = shutil.which("crit", path=criu.parent) or shutil.which("crit")
     if found is None:
         pytest.skip("no crit: crckpt install-criu --try sid gets a CRIU with it")
-    tried = subprocess.run([found, "decode", "-i", SUBJECT / "tree/inventory.img"], capture_output=True, text=True)
+    tried = subprocess.run(
+        [found, "decode", "-i", IMAGE_DIRECTORY / "tree/inventory.img"], capture_output=True, text=True
+    )
     if '"INVENTORY"' not in tried.stdout:
         pytest.skip(f"{found} does not work: {(tried.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
     return Path(found)
@@ -69,9 +71,9 @@ def crit(criu: Path) -> Path:
 def images(tmp_path_factory: pytest.TempPathFactory, criu: Path, crit: Path) -> Path:
     """A dump of a tree that has one of everything, by the CRIU in use."""
     directory = tmp_path_factory.mktemp("crit")
-    shutil.copy(SUBJECT / "make", directory)
+    shutil.copy(IMAGE_DIRECTORY / "make", directory)
     # crit reads no names that are no UTF-8; the tests of crckpt.images do.
-    program = (SUBJECT / "program.py").read_text().replace(r'b"\xff"', 'b"+"')
+    program = (IMAGE_DIRECTORY / "program.py").read_text().replace(r'b"\xff"', 'b"+"')
     (directory / "program.py").write_text(program)
     environment = os.environ | {"CRCKPT_CRIU": str(criu), "TMPDIR": str(directory)}
     subprocess.run(["sh", directory / "make"], env=environment, check=True)
@@ -90,11 +92,11 @@ def test_every_image_reads_as_crit_reads_it(images: Path, crit: Path) -> None:
         assert len(records) == len(entries), path.name
         assert [record.extra for record in records] == [*map(extra, entries)], path.name
         kind = re.split(r"-(?=[0-9a-f]+\.)|-shmem|\.", path.name)[0]
-        if kind in READ:
+        if kind in READERS:
             kinds.add(kind)
-            ours, theirs = READ[kind]
+            ours, theirs = READERS[kind]
             assert ours(data) == theirs(entries), path.name
-    assert kinds == set(READ)
+    assert kinds == set(READERS)
 
 
 def decoded(crit: Path, image: Path) -> list[Record]:
@@ -238,7 +240,7 @@ def terminal(record: Record) -> tty.TerminalInfo:
 
 def open_file(record: Record) -> object:
     """A record of files.img; of kinds of which nothing more is read, type and id."""
-    field, read = FILES.get(record["type"], ("", None))
+    field, read = FILE_KINDS.get(record["type"], ("", None))
     return read(record[field]) if read else record["id"]
 
 
@@ -328,7 +330,7 @@ def inotify(record: Record) -> other_files.Watch:
     return other_files.Watch(record["id"], "inotify", record["flags"], len(record["wd"]), paths)
 
 
-FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
+FILE_KINDS: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "REG": ("reg", regular),
     "PIPE": ("pipe", lambda record: made(other_files.Pipe, record, "id pipe_id flags")),
     "FIFO": ("fifo", lambda record: made(other_files.Fifo, record, "id pipe_id regf_id")),
@@ -342,7 +344,7 @@ FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "INOTIFY": ("ify", inotify),
 }
 """Type of a file -> where its record is, and how it is read."""
-READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], object]]]] = {
+READERS: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], object]]]] = {
     "inventory": (our_inventory, inventory),
     "pstree": (
         read_pstree,

@@ -16,7 +16,7 @@ REFUSED: Final = 24
 REHEARSAL_FAILED: Final = 25
 WITHIN_S: Final = 60
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-SENDS: Final = """
+SENDING_PROGRAM: Final = """
 import os, socket, sys
 from pathlib import Path
 from selfcheck import Program
@@ -57,7 +57,7 @@ def sender(kind: str, user: int = NOBODY, *, keeps: bool = False) -> Case:
     It may also keep the file open.
     """
     place = "{workdir}/programs" if user else "{programs}"
-    program = ("env", f"PYTHONPATH={place}", PYTHON, "-c", SENDS, "{workdir}", kind, "yes" if keeps else "no")
+    program = ("env", f"PYTHONPATH={place}", PYTHON, "-c", SENDING_PROGRAM, "{workdir}", kind, "yes" if keeps else "no")
     return Case("in-flight", (*(AS_NOBODY if user else ()), *program), user=user)
 
 

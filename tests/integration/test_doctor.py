@@ -33,9 +33,9 @@ KEYS = {
     ),
     *("security_modules", "cgroups", "run_directory", "store", "staging", "util_linux", "systemd", "ssh"),
 }
-OF_TRACKER = {"soft_dirty", "write_protection"}
+TRACKER_CHECKS = {"soft_dirty", "write_protection"}
 """`tracker` sums these up."""
-UNUSED = {"lock_iptables", "lazy_pages", "rootless", "ssh"}
+UNUSED_FEATURES = {"lock_iptables", "lazy_pages", "rootless", "ssh"}
 WITHOUT_CHMOD = (
     *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
     'mount --bind "$0" "$(readlink -f "$(command -v chmod)")" && exec "$@"',
@@ -83,7 +83,7 @@ def test_all_checks_are_printed_with_consequence_and_fix(opened: Crckpt) -> None
     checks = facts(opened.run("doctor", "--json").document)
     shown = opened.run("doctor", "--all")
     words = " ".join(shown.out.split())
-    assert all(f" {key} " in words for key in KEYS - OF_TRACKER)
+    assert all(f" {key} " in words for key in KEYS - TRACKER_CHECKS)
     assert all(" ".join(checks["store"][part].split()) in words for part in ("consequence", "fix"))
     assert shown.out.startswith("this host can checkpoint and restore programs\n")
 
@@ -95,8 +95,8 @@ def test_verdict_comes_first_then_the_problems(opened: Crckpt) -> None:
     rows = [line.split()[:2] for line in lines if line.startswith(("ok", "limited", "missing", "unused"))]
     assert [checks["store"]["state"], "store"] in rows
     assert all(checks[key]["state"] == state != "ok" for state, key in rows)
-    assert not {key for _, key in rows} & (OF_TRACKER | UNUSED)
-    known = len(KEYS - OF_TRACKER)
+    assert not {key for _, key in rows} & (TRACKER_CHECKS | UNUSED_FEATURES)
+    known = len(KEYS - TRACKER_CHECKS)
     assert lines[-1] == f"the other {known - len(rows)} of {known} checks are fine: crckpt doctor --all shows them"
 
 
@@ -109,7 +109,7 @@ def test_broken_criu_option_is_reported(opened: Crckpt) -> None:
 def test_no_fix_is_offered_for_checks_without_effect(opened: Crckpt) -> None:
     checks = facts(opened.run("doctor", "--json").document)
     shown = " ".join(opened.run("doctor", "--all").out.split())
-    for key in UNUSED | OF_TRACKER:
+    for key in UNUSED_FEATURES | TRACKER_CHECKS:
         if checks[key]["state"] != "ok" and checks[key]["fix"]:
             assert f"fix: {' '.join(checks[key]['fix'].split())}" not in shown
 

@@ -110,7 +110,7 @@ def test_cost_of_a_dump_is_estimated(crckpt: Crckpt) -> None:
         assert not list((crckpt.store / "tmp").iterdir()), "nothing is left"
 
 
-DELETED = """
+PROGRAM_WITH_A_DELETED_FILE = """
 import os, tempfile, time
 with tempfile.TemporaryFile(buffering=0) as file:
     file.write(os.urandom(32 << 20))
@@ -122,7 +122,7 @@ with tempfile.TemporaryFile(buffering=0) as file:
 
 def test_deleted_open_files_count_towards_the_estimate(crckpt: Crckpt) -> None:
     null = subprocess.DEVNULL
-    argv = (PYTHON, "-S", "-E", "-c", DELETED)
+    argv = (PYTHON, "-S", "-E", "-c", PROGRAM_WITH_A_DELETED_FILE)
     with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as child:
         try:
             assert child.stdout

@@ -36,18 +36,18 @@ from trees import PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wai
 from crckpt.store import Repository, collect_garbage
 
 DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}"), tcp="keep")
-LARGE: Final = Case("large", (*DIALOGUE.argv, "--mib", "48"), tcp="keep")
+LARGE_PROGRAM: Final = Case("large", (*DIALOGUE.argv, "--mib", "48"), tcp="keep")
 COUNTER: Final = next(case for case in CASES if case.name == "counter")
 FAMILY: Final = next(case for case in CASES if case.name == "family")
-MODES: Final = ((), ("--stop",))
+DUMP_MODES: Final = ((), ("--stop",))
 IO_URING: Final = "io_uring, which cannot be checkpointed"
 USERFAULTFD: Final = "cannot save: anon anon_inode:[userfaultfd]"
-OUTSIDE: Final = "a unix socket is connected to a process outside the tree"
+OUTSIDE_SOCKET: Final = "a unix socket is connected to a process outside the tree"
 DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(examples(4)))
 """Moments that nothing marks: from the start of Python to the end of a dump."""
 
 
-@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
+@pytest.mark.parametrize("mode", DUMP_MODES, ids=("running", "stop"))
 def test_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, ...]) -> None:
     """After SIGKILL of crckpt, CRIU alone resumes the tree and removes its network lock.
 
@@ -72,7 +72,7 @@ def test_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, 
 
 def test_gc_tolerates_an_orphaned_criu(crckpt: Crckpt) -> None:
     """CRIU gives up and resumes the tree. A second gc removes what CRIU has written."""
-    with started(LARGE) as tree:
+    with started(LARGE_PROGRAM) as tree:
         for _ in range(2):
             orphans = _orphan_criu_amid_images(crckpt, tree)
             collect_garbage(Repository.open(crckpt.store))
@@ -233,11 +233,11 @@ def test_criu_killed_in_the_hold_is_distinguished_from_one_that_ended_the_tree(c
         assert_runs_on(tree, frozenset())
 
 
-@pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
+@pytest.mark.parametrize("mode", DUMP_MODES, ids=("running", "stop"))
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        ("unix", OUTSIDE),
+        ("unix", OUTSIDE_SOCKET),
         ("io_uring", IO_URING),
         ("userfaultfd", USERFAULTFD),
     ],

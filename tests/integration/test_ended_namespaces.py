@@ -13,7 +13,7 @@ from trees import PYTHON, Case, runs, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
-APART = ("unshare", "--pid", "--fork", "setsid")
+IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "setsid")
 WITHIN_S = 60
 
 
@@ -25,13 +25,13 @@ def _kill_parent(init: int) -> None:
 
 
 def test_ended_tree_leaves_no_pid_namespace() -> None:
-    with started(Case("apart", (*APART, PYTHON, "{programs}/counter.py", "{workdir}"))) as tree:
+    with started(Case("apart", (*IN_A_PID_NAMESPACE, PYTHON, "{programs}/counter.py", "{workdir}"))) as tree:
         (init,) = psutil.Process(tree.pid).children()
         _kill_parent(init.pid)
     assert not runs(init.pid)
 
 
 def test_ended_target_leaves_no_pid_namespace(tmp_path: Path) -> None:
-    with Target("nothing", tmp_path, APART, depth=1) as target:
+    with Target("nothing", tmp_path, IN_A_PID_NAMESPACE, depth=1) as target:
         _kill_parent(target.pid)
     assert not runs(target.pid)

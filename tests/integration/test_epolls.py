@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 WITHIN_S: Final = 60
 REFUSED: Final = 24
 LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
-LOWEST: Final = 2
+LOWEST_PID: Final = 2
 
 _CHILD_WITH_LOWER_PID: Final = f"""
 import os, select, signal
@@ -28,7 +28,7 @@ poll = select.epoll()
 end, other = os.pipe()
 poll.register(end, select.EPOLLIN)
 before = Path("{LAST_PID}").read_text()
-Path("{LAST_PID}").write_text("{LOWEST}")
+Path("{LAST_PID}").write_text("{LOWEST_PID}")
 child = os.fork()
 if child == 0:
     CLOSE
@@ -36,9 +36,9 @@ if child == 0:
 Path("{LAST_PID}").write_text(before)
 answer = child
 """
-_CLOSED_IN_CHILD: Final = _CHILD_WITH_LOWER_PID.replace("CLOSE", "os.close(end)")
-_OTHER_IN_CHILD: Final = _CHILD_WITH_LOWER_PID.replace("CLOSE", "os.dup2(other, end)")
-_TWICE: Final = """
+_FILE_CLOSED_IN_CHILD: Final = _CHILD_WITH_LOWER_PID.replace("CLOSE", "os.close(end)")
+_OTHER_FILE_IN_CHILD: Final = _CHILD_WITH_LOWER_PID.replace("CLOSE", "os.dup2(other, end)")
+_FILE_WATCHED_TWICE: Final = """
 import os, select
 poll = select.epoll()
 first, other = os.pipe()
@@ -46,7 +46,7 @@ again = os.dup(first)
 poll.register(first, select.EPOLLIN); poll.register(again, select.EPOLLIN)
 os.close(first)
 """
-_WATCHED_ELSEWHERE: Final = """
+_FILE_OPEN_ONLY_IN_CHILD: Final = """
 import os, select, signal
 poll = select.epoll()
 child = os.fork()
@@ -61,10 +61,10 @@ answer = child
 @pytest.mark.parametrize(
     ("hold", "message"),
     [
-        (_CLOSED_IN_CHILD, "a restore makes it in PID {answer}"),
-        (_OTHER_IN_CHILD, "a restore makes it in PID {answer}"),
-        (_WATCHED_ELSEWHERE, "watches a descriptor that is closed there but open elsewhere"),
-        (_TWICE, "watches a descriptor that is closed there but open elsewhere"),
+        (_FILE_CLOSED_IN_CHILD, "a restore makes it in PID {answer}"),
+        (_OTHER_FILE_IN_CHILD, "a restore makes it in PID {answer}"),
+        (_FILE_OPEN_ONLY_IN_CHILD, "watches a descriptor that is closed there but open elsewhere"),
+        (_FILE_WATCHED_TWICE, "watches a descriptor that is closed there but open elsewhere"),
     ],
     ids=["closed in the lowest", "another file in the lowest", "in a child only", "twice"],
 )
@@ -81,7 +81,7 @@ def test_epoll_that_cannot_be_restored_is_refused_before_the_freeze(crckpt: Crck
             ):
                 assert message.format(answer=answer) in output
             assert program.ask("answer = 1") == 1
-            if hold != _OTHER_IN_CHILD:  # which comes back, and then watches the other file
+            if hold != _OTHER_FILE_IN_CHILD:  # which comes back, and then watches the other file
                 crckpt.run(*words, "--stop", "--rehearse", "--no-preflight", status=21)
                 assert program.ask("answer = 2") == 2
         finally:

@@ -121,23 +121,23 @@ def test_file_in_a_user_owned_directory_is_not_handed_over_to_a_root_program(crc
         assert secret.read_bytes() == before
 
 
-USES: Final = {
+OPEN_STATEMENTS: Final = {
     "read": "f = os.open(path, os.O_RDONLY)",
     "append": "f = os.open(path, os.O_WRONLY | os.O_APPEND)",
     "execute": "m = mmap.mmap(os.open(path, os.O_RDONLY), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)",
     "share": "m = mmap.mmap(os.open(path, os.O_RDWR), 0, mmap.MAP_SHARED)",
 }
-USER: Final = """import mmap, os, signal, sys
+PROGRAM_THAT_USES_A_FILE: Final = """import mmap, os, signal, sys
 path, ready = sys.argv[1:]
 {}
 open(ready, "w").close()
 while True: signal.pause()
 """
-ANOTHER: Final = NOBODY - 1
+OTHER_UID: Final = NOBODY - 1
 
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", OPEN_STATEMENTS)
 def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
     crckpt: Crckpt, secret: Path, use: str, owner: int
 ) -> None:
@@ -147,9 +147,9 @@ def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
     public.chmod(0o1777)
     file = public / "file"
     _make(file, owner)
-    with _using(crckpt, USES[use], file) as pid:
+    with _using(crckpt, OPEN_STATEMENTS[use], file) as pid:
         file.unlink()
-        _make(file, ANOTHER)
+        _make(file, OTHER_UID)
         error = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED).err
         assert f"{file}, a file of process {pid}" in error
         assert "that user may have put it there" in error
@@ -190,14 +190,14 @@ def _replace_in_its_inode(file: Path) -> None:
 
 
 # Python's map has a copy of the descriptor.
-MAPS: Final = "m = mmap.mmap(os.open(path, os.{}), 0, mmap.MAP_SHARED, mmap.PROT_READ); os.closerange(3, 256)"
+MAP_STATEMENT: Final = "m = mmap.mmap(os.open(path, os.{}), 0, mmap.MAP_SHARED, mmap.PROT_READ); os.closerange(3, 256)"
 
 
 @pytest.mark.parametrize("opened", ["O_RDONLY", "O_RDWR"])
 def test_map_that_can_become_writable_does_not_show_a_file_of_root(crckpt: Crckpt, secret: Path, opened: str) -> None:
     """A program that has opened its file for writing can make a read-only map of it writable by mprotect(2)."""
     file = _make_in_directory_of_nobody(secret)
-    with _using(crckpt, MAPS.format(opened), file, *AS_NOBODY) as pid:
+    with _using(crckpt, MAP_STATEMENT.format(opened), file, *AS_NOBODY) as pid:
         file.rename(file.with_name("old"))
         _make(file, 0)
         if opened == "O_RDWR":
@@ -220,7 +220,7 @@ def _make_in_directory_of_nobody(secret: Path) -> Path:
 def _using(crckpt: Crckpt, use: str, file: Path, *runner: str) -> Iterator[int]:
     """A program of root's, or started by `runner`, that uses the file, and was dumped and ended: its PID."""
     ready = file.with_name("ready")
-    words = (*runner, PYTHON, "-c", USER.format(use), str(file), str(ready))
+    words = (*runner, PYTHON, "-c", PROGRAM_THAT_USES_A_FILE.format(use), str(file), str(ready))
     null = subprocess.DEVNULL
     program = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True, close_fds=True)
     try:

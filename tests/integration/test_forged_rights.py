@@ -38,7 +38,7 @@ def test_forged_checkpoint_gives_a_program_no_more_rights(crckpt: Crckpt) -> Non
         assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
 
 
-OWNS: Final = """
+PROGRAM_WITH_A_SIGNAL_OWNER: Final = """
 import fcntl, os, signal
 end, _ = os.pipe()
 os.dup2(end, 50)
@@ -53,7 +53,7 @@ main()
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_forged_descriptor_does_not_send_signals_as_another_user(crckpt: Crckpt) -> None:
     """CRIU sets the owner and the rights that each process reports. The program's own owner is restored."""
-    words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", OWNS, "{workdir}")
+    words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", PROGRAM_WITH_A_SIGNAL_OWNER, "{workdir}")
     with started(Case("owner", words)) as tree:
         first = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB)
@@ -76,16 +76,16 @@ def test_forged_descriptor_does_not_lead_to_another_file(crckpt: Crckpt) -> None
         tree.wait_growth(tree.counters())
 
 
-WITHOUT: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
+WITHOUT_DAC_OVERRIDE: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_forged_descriptor_of_a_root_process_without_dac_override_is_refused(crckpt: Crckpt) -> None:
-    with started(Case("few", (*WITHOUT, *program("counter").argv))) as tree:
+    with started(Case("few", (*WITHOUT_DAC_OVERRIDE, *program("counter").argv))) as tree:
         assert " is /etc/hosts, but it is /" in _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
 
 
-REMOVES: Final = """
+PROGRAM_THAT_REMOVES_ITS_FILE: Final = """
 import os, sys
 mine = os.open(sys.argv[1] + "/mine", os.O_RDWR | os.O_CREAT)
 os.write(mine, b"mine")
@@ -95,13 +95,16 @@ os.close(mine)
 from counter import main
 main()
 """
-REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTHON, "-c", REMOVES, "{workdir}"))
+CASE_WITH_A_REMOVED_FILE: Final = Case(
+    "removes",
+    (*WITHOUT_DAC_OVERRIDE, "env", "PYTHONPATH={programs}", PYTHON, "-c", PROGRAM_THAT_REMOVES_ITS_FILE, "{workdir}"),
+)
 
 
 def test_removed_file_may_have_the_name_of_a_removed_one(crckpt: Crckpt) -> None:
     """The kernel appends " (deleted)" to the name of a removed file, and this name already ends with that."""
-    code = REMOVES.replace("/mine", "/mine (deleted)")
-    with started(Case("removes", (*REMOVED.argv[:-3], "-c", code, "{workdir}"))) as tree:
+    code = PROGRAM_THAT_REMOVES_ITS_FILE.replace("/mine", "/mine (deleted)")
+    with started(Case("removes", (*CASE_WITH_A_REMOVED_FILE.argv[:-3], "-c", code, "{workdir}"))) as tree:
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
@@ -112,14 +115,14 @@ def test_removed_file_may_have_the_name_of_a_removed_one(crckpt: Crckpt) -> None
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_removed_file_is_not_replaced_by_its_namesake(crckpt: Crckpt) -> None:
     """A user's process can open the other file by O_PATH without read permission, and send it instead of its own."""
-    with started(REMOVED) as tree:
+    with started(CASE_WITH_A_REMOVED_FILE) as tree:
         output = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
         assert f"descriptor 50 is {tree.workdir}/mine, but it is {tree.workdir}/mine (deleted): another" in output
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_removed_file_is_not_replaced_by_an_earlier_namesake(crckpt: Crckpt) -> None:
-    with started(REMOVED) as tree:
+    with started(CASE_WITH_A_REMOVED_FILE) as tree:
         output = _dump_forged(crckpt, tree.pid, "ghost-file-1.img", _with_other_inode, hold=1)
         assert f"but it is {tree.workdir}/mine (deleted) with another inode: another" in output
 
@@ -150,7 +153,7 @@ def test_credentials_in_images_match_the_kernel(crckpt: Crckpt, tmp_path: Path, 
             assert now[tree.pid].uids == (NOBODY,) * 4
 
 
-THIEF: Final = """
+DESCRIPTOR_THIEF: Final = """
 import ctypes, os, sys
 libc, descriptor = ctypes.CDLL(None), os.pidfd_open(int(sys.argv[1]))
 first = set(os.listdir(f"/proc/{sys.argv[1]}/fd"))
@@ -172,7 +175,7 @@ def test_log_of_criu_is_not_open_in_other_processes(crckpt: Crckpt) -> None:
     """CRIU's code in a process writes to a pipe, because a process with the log open could fill root's disk."""
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
     with started(BY_NAME["nobody"]) as tree:
-        words = (PYTHON, "-c", THIEF, str(tree.pid))
+        words = (PYTHON, "-c", DESCRIPTOR_THIEF, str(tree.pid))
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd="/", **as_nobody) as thief:  # type: ignore[call-overload]
             try:
                 wait_for(lambda: _takes_pipe(crckpt, tree.pid, thief), 60, "what CRIU gives the process to be taken")

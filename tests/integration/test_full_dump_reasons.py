@@ -16,8 +16,8 @@ from crckpt.tracking.keeper.client import KILLED
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
-RESTORED = "the tree was restored or started again since it was tracked"
-AGAIN = "; --incremental starts a new tracker"
+RESTORED_REASON = "the tree was restored or started again since it was tracked"
+NEW_TRACKER_HINT = "; --incremental starts a new tracker"
 
 
 def reason(crckpt: Crckpt, target: Target, *words: str) -> str:
@@ -40,12 +40,12 @@ def restore(crckpt: Crckpt, target: Target, *words: str) -> None:
 def test_restored_tree_gets_a_full_dump_with_the_reason(crckpt: Crckpt, target: Target) -> None:
     """The first dump of the tree was full, too: only the reason shows that the tree was tracked."""
     restore(crckpt, target, "--incremental")
-    assert reason(crckpt, target) == f"{RESTORED}{AGAIN}"
-    assert reason(crckpt, target) == f"{RESTORED}{AGAIN}", "as long as it is not tracked"
-    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED
+    assert reason(crckpt, target) == f"{RESTORED_REASON}{NEW_TRACKER_HINT}"
+    assert reason(crckpt, target) == f"{RESTORED_REASON}{NEW_TRACKER_HINT}", "as long as it is not tracked"
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED_REASON
     assert dump_incrementally(crckpt, target)["tracked"]["base"]
     restore(crckpt, target)
-    assert reason(crckpt, target) == f"{RESTORED}{AGAIN}"
+    assert reason(crckpt, target) == f"{RESTORED_REASON}{NEW_TRACKER_HINT}"
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
 
 
@@ -53,7 +53,7 @@ def test_full_dump_says_that_the_tracker_was_ended_or_killed(crckpt: Crckpt, tar
     dump_incrementally(crckpt, target)
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
     crckpt.run("ps", "--end", str(target.pid))
-    assert reason(crckpt, target) == f"{ENDED_ON_REQUEST}{AGAIN}"
+    assert reason(crckpt, target) == f"{ENDED_ON_REQUEST}{NEW_TRACKER_HINT}"
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED_ON_REQUEST
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     assert reason(crckpt, target) == KILLED
@@ -64,7 +64,7 @@ def test_ended_tracker_is_the_reason_for_another_job(crckpt: Crckpt, target: Tar
     dump_incrementally(crckpt, target)
     crckpt.run("ps", "--end", str(target.pid))
     output = crckpt.run("dump", str(target.pid), "other").out
-    assert f"full dump: {ENDED_ON_REQUEST}{AGAIN}\n" in output
+    assert f"full dump: {ENDED_ON_REQUEST}{NEW_TRACKER_HINT}\n" in output
 
 
 def test_untracked_tree_gives_no_reason(crckpt: Crckpt, target: Target) -> None:

@@ -25,7 +25,7 @@ from crckpt.criu.find import find
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
-UNCOMMITTED = "the tracker did not see the end of the last dump or round"
+UNCOMMITTED_REASON = "the tracker did not see the end of the last dump or round"
 OPERATIONS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
 
 
@@ -109,7 +109,7 @@ def test_crckpt_killed_in_the_gate_leaves_the_tree_running(
         assert tracer(target.pid) == 0
         assert psutil.Process(target.pid).status() not in ("tracing-stop", psutil.STATUS_STOPPED)
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
-        assert result["tracked"]["why_full"] == UNCOMMITTED
+        assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
         assert_complete(crckpt, result["checkpoint"]["id"], target)
         assert restore_and_ask(crckpt, target, "job", 2) == checksum
         crckpt.run("gc")
@@ -128,7 +128,7 @@ def test_crckpt_interrupted_in_the_gate_makes_the_next_dump_full(
         assert "the tree runs on" in out
         target.look()
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
-        assert result["tracked"]["why_full"] == UNCOMMITTED
+        assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -147,7 +147,7 @@ def test_tree_continues_if_crckpt_is_stopped_while_criu_waits_for_it(
         assert "crckpt did not answer while the tree was frozen" in out, out
         assert "the tree runs on" in out
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
-        assert result["tracked"]["why_full"] == UNCOMMITTED
+        assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -219,7 +219,7 @@ def test_criu_that_does_not_wait_makes_the_next_dump_full(
     document = ran(crckpt, operation, target, criu, status=20 if operation == "round" else 0)
     passes.unlink()
     if operation == "round":
-        assert document["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
+        assert document["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED_REASON}")
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
-    assert result["tracked"]["why_full"] == UNCOMMITTED
+    assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
     assert_complete(crckpt, result["checkpoint"]["id"], target)

@@ -74,7 +74,7 @@ def test_restored_sockets_belong_to_the_programs_user(crckpt: Crckpt) -> None:
         assert tree.facts()[""]["peer"] == [NOBODY, NOBODY]
 
 
-ACCEPTS: Final = """
+PROGRAM_WITH_PENDING_CONNECTIONS: Final = """
 import os, socket, struct, sys
 from selfcheck import Program
 from pathlib import Path
@@ -103,7 +103,7 @@ program.run(step)
 
 def test_connections_that_wait_to_be_accepted_are_the_users(crckpt: Crckpt) -> None:
     """Otherwise a server would take its client for root, and each client would take the server for root."""
-    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", ACCEPTS, "{workdir}")
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_WITH_PENDING_CONNECTIONS, "{workdir}")
     with started(Case("accepts", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
@@ -140,7 +140,7 @@ def _servers(name: str) -> Iterator[set[tuple[int, int]]]:
         thread.join()
 
 
-OPENS: Final = """
+PROGRAM_THAT_REOPENS_ITS_PIPE: Final = """
 import os, sys
 from selfcheck import Program
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_user_can_open_its_restored_pipe_again_through_proc(crckpt: Crckpt) -> N
 
     crckpt creates an end for reading and writing.
     """
-    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", OPENS, "{workdir}")
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_THAT_REOPENS_ITS_PIPE, "{workdir}")
     with started(Case("opens", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         before = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
@@ -169,7 +169,7 @@ def test_user_can_open_its_restored_pipe_again_through_proc(crckpt: Crckpt) -> N
 
 
 # A user's program makes sockets, which a child keeps, and executes one of root's (su).
-SHARES: Final = """
+PROGRAM_THAT_SHARES_SOCKETS_WITH_ROOT: Final = """
 import os, socket, sys
 python = sys.argv.pop()
 sockets = [socket.socket(family, socket.SOCK_DGRAM) for family in (socket.AF_INET, socket.AF_UNIX)]
@@ -194,7 +194,15 @@ def test_socket_that_a_process_of_root_shares_needs_an_option(crckpt: Crckpt) ->
         python = Path(place, "python3")
         python.write_bytes(Path(PYTHON).read_bytes())
         python.chmod(0o4755)
-        words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", SHARES, "{workdir}", str(python))
+        words = (
+            "env",
+            "PYTHONPATH={workdir}/programs",
+            PYTHON,
+            "-c",
+            PROGRAM_THAT_SHARES_SOCKETS_WITH_ROOT,
+            "{workdir}",
+            str(python),
+        )
         with started(Case("shares", (*AS_NOBODY, *words), user=NOBODY)) as tree:
             wait_for(lambda: Path(f"/proc/{tree.pid}").stat().st_uid == 0, 10, "root's program")
             before = tree.counters()
@@ -208,7 +216,7 @@ def test_socket_that_a_process_of_root_shares_needs_an_option(crckpt: Crckpt) ->
             tree.wait_growth(before)
 
 
-NETLINK: Final = """
+PROGRAM_WITH_A_NETLINK_SOCKET: Final = """
 import os, socket, sys
 held = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
 held.bind((0, 0))
@@ -233,7 +241,7 @@ def add_address(tree: Tree) -> int:
 
 def test_netlink_socket_is_judged_by_the_programs_user(crckpt: Crckpt) -> None:
     """The kernel checks the rights of the sender and of the creator, which is the program's user."""
-    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", NETLINK, "{workdir}")
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_WITH_A_NETLINK_SOCKET, "{workdir}")
     with started(Case("netlink", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         assert add_address(tree) == errno.EPERM
         before = tree.counters()
@@ -244,7 +252,7 @@ def test_netlink_socket_is_judged_by_the_programs_user(crckpt: Crckpt) -> None:
         assert add_address(tree) == errno.EPERM
 
 
-LEASES: Final = """
+PROGRAM_WITH_LEASES: Final = """
 import fcntl, os, sys
 for number in (50, 51):
     name = sys.argv[1] + "/leased-" + str(number)
@@ -261,7 +269,7 @@ main()
 
 def test_signals_of_a_lease_are_sent_with_the_rights_of_the_user(crckpt: Crckpt) -> None:
     """A program that root executes later, as sudo(8), would get them, although its user cannot signal it."""
-    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", LEASES, "{workdir}")
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_WITH_LEASES, "{workdir}")
     with started(Case("leases", (*AS_NOBODY, *words), user=NOBODY)) as tree:
         expected = {50: FileOwner(1, tree.pid, (NOBODY, NOBODY)), 51: None}
         assert read_lease_owners(tree) == expected

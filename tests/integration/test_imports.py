@@ -10,14 +10,14 @@ from cases import CASES
 from command import Crckpt
 from trees import started
 
-NEVER = {"psutil", "ptrace"}
-IMPORTED = re.compile(r"^import time:.*\|\s*(\w+)[\w.]*$", re.MULTILINE)
+UNWANTED_MODULES = {"psutil", "ptrace"}
+IMPORT_LINE = re.compile(r"^import time:.*\|\s*(\w+)[\w.]*$", re.MULTILINE)
 
 
 def find_imports(crckpt: Crckpt, *words: str) -> set[str]:
     """The top-level modules that a command imports. Its helper processes import their own."""
     reporting = dataclasses.replace(crckpt, before=(sys.executable, "-X", "importtime"))
-    return set(IMPORTED.findall(reporting.run(*words).err))
+    return set(IMPORT_LINE.findall(reporting.run(*words).err))
 
 
 def test_dump_restore_and_show_import_no_slow_module(crckpt: Crckpt) -> None:
@@ -30,10 +30,10 @@ def test_dump_restore_and_show_import_no_slow_module(crckpt: Crckpt) -> None:
         tree.wait_gone()
         restored = find_imports(crckpt, "restore", "job", "--detach")
     shown = find_imports(crckpt, "show", "job", "--files", "--maps")
-    assert [words & NEVER for words in (first, tracked, stopped, restored, shown)] == [set()] * 5
+    assert [words & UNWANTED_MODULES for words in (first, tracked, stopped, restored, shown)] == [set()] * 5
 
 
 def test_system_calls_are_named_by_ptrace(crckpt: Crckpt) -> None:
     with started(next(case for case in CASES if case.name == "threads")) as tree:
         crckpt.run("dump", str(tree.pid), "job")
-    assert find_imports(crckpt, "show", "job", "--ps") & NEVER == {"ptrace"}
+    assert find_imports(crckpt, "show", "job", "--ps") & UNWANTED_MODULES == {"ptrace"}

@@ -31,7 +31,7 @@ from incremental import (
     wrapper,
 )
 from oracle import PROGRAMS
-from rounds import FEW, PAGE, PAGES, Target
+from rounds import FEW_PAGES, PAGE, PAGES, Target
 from stopped_trees import program
 from target_processes import merging, running, state
 from trees import PYTHON, READY_S, runs, started, wait_for
@@ -45,12 +45,12 @@ from crckpt.store import Repository, verify
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
 from crckpt.tracking.keeper.client import KILLED, find_session, start_session
 
-UNCOMMITTED = "the tracker did not see the end of the last dump or round"
-FIRST = "this is the first tracked dump of this tree"
-RESTORED = "the tree was restored or started again since it was tracked"
-AGAIN = "; --incremental starts a new tracker"
-SOON_S = "2"
-ENDS_ITS_MAIN_THREAD = """
+UNCOMMITTED_REASON = "the tracker did not see the end of the last dump or round"
+FIRST_DUMP_REASON = "this is the first tracked dump of this tree"
+RESTORED_REASON = "the tree was restored or started again since it was tracked"
+NEW_TRACKER_HINT = "; --incremental starts a new tracker"
+ANSWER_LIMIT_S = "2"
+PROGRAM_WITHOUT_ITS_MAIN_THREAD = """
 import ctypes, sys, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 print("ready", flush=True)
@@ -58,7 +58,7 @@ sys.stdin.readline()
 ctypes.CDLL(None).syscall(60, 0)
 """
 """Another thread goes on. 60: exit(2), x86-64."""
-CHOICES = (
+TRACKER_CHOICES = (
     "tracker: uffd-wp (this kernel has no soft-dirty bits)",
     "tracker: soft-dirty (the kernel has soft-dirty bits)",
 )
@@ -74,14 +74,14 @@ def test_each_checkpoint_of_a_series_restores_without_the_others(crckpt: Crckpt,
         tracking, checkpoint = result["tracked"], result["checkpoint"]
         made.append(checkpoint["id"])
         if number == 0:
-            assert (tracking["base"], tracking["why_full"]) == (None, FIRST)
-            assert tracking["why"] in CHOICES
+            assert (tracking["base"], tracking["why_full"]) == (None, FIRST_DUMP_REASON)
+            assert tracking["why"] in TRACKER_CHOICES
         else:
             assert (tracking["base"], tracking["why_full"], tracking["whole"]) == (made[-2], "", [])
             assert checkpoint["parent"] == made[-2]
-            assert len(target.written()) <= tracking["written_pages"] <= len(target.written()) + FEW
-            assert checkpoint["statistics"]["inherited_pages"] >= PAGES - len(target.written()) - FEW
-            assert checkpoint["statistics"]["new_bytes"] <= (len(target.written()) + FEW) * PAGE
+            assert len(target.written()) <= tracking["written_pages"] <= len(target.written()) + FEW_PAGES
+            assert checkpoint["statistics"]["inherited_pages"] >= PAGES - len(target.written()) - FEW_PAGES
+            assert checkpoint["statistics"]["new_bytes"] <= (len(target.written()) + FEW_PAGES) * PAGE
             assert checkpoint["statistics"]["raw_bytes"] > PAGES * PAGE, "it is complete"
         assert_complete(crckpt, made[-1], target)
         if number < 4:
@@ -173,7 +173,7 @@ def test_criu_writes_only_the_changed_pages(crckpt: Crckpt, target: Target, tmp_
             sizes += [path.stat().st_size for path in staging.glob("*/images/pages-1.img")]
     assert process.wait() == 0
     process.communicate()
-    assert 0 < max(sizes) <= (len(target.written()) + FEW) * PAGE
+    assert 0 < max(sizes) <= (len(target.written()) + FEW_PAGES) * PAGE
 
 
 def test_incremental_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> None:
@@ -182,12 +182,12 @@ def test_incremental_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> No
     gone = keeper(crckpt, target)["pid"]
     result = dump_incrementally(crckpt, target, "--stop")
     assert result["tracked"]["base"] == first
-    assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW
+    assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW_PAGES
     crckpt.run("rm", first)
     crckpt.run("gc")
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
     wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 60, "the keeper to end")
-    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED, (
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED_REASON, (
         "it is another process, of the same number"
     )
 
@@ -198,7 +198,7 @@ def test_stop_without_room_for_statistics_is_committed(crckpt: Crckpt, target: T
     criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')
     checksum = target.report()[0]
     result = dump_incrementally(crckpt, target, "--stop", "--criu", str(criu))
-    assert (result["tracked"]["written_pages"], result["tracked"]["why_full"]) == (0, FIRST)
+    assert (result["tracked"]["written_pages"], result["tracked"]["why_full"]) == (0, FIRST_DUMP_REASON)
     assert not runs(target.pid)
     assert restore_and_ask(crckpt, target, "job", 0) == checksum
 
@@ -246,12 +246,12 @@ def test_hung_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -
     kept = keeper(crckpt, target)["pid"]
     os.kill(kept, signal.SIGSTOP)
     why = f"its tracker (process {kept}) does not answer"
-    result = crckpt.run("dump", str(target.pid), "job", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]
+    result = crckpt.run("dump", str(target.pid), "job", "--json", CRCKPT_ANSWER_S=ANSWER_LIMIT_S).document["result"]
     assert result["tracked"]["why_full"] == why
     assert_complete(crckpt, result["checkpoint"]["id"], target)
-    unanswered = crckpt.run("ps", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
+    unanswered = crckpt.run("ps", "--json", CRCKPT_ANSWER_S=ANSWER_LIMIT_S).document["result"]["unanswered"]
     assert any(message.startswith(why) for message in unanswered)
-    ended = crckpt.run("ps", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S)
+    ended = crckpt.run("ps", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=ANSWER_LIMIT_S)
     error = ended.document["error"]
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
@@ -266,7 +266,7 @@ def test_killed_tracker_can_be_forgotten(crckpt: Crckpt, target: Target) -> None
     planned = crckpt.run(*words, "--dry-run").document["result"]
     assert planned["tracked"]["why_full"] == f"{KILLED}; the dump tries to start one"
     crckpt.run("ps", "--end", str(target.pid))
-    assert crckpt.run(*words).document["result"]["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{AGAIN}"
+    assert crckpt.run(*words).document["result"]["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{NEW_TRACKER_HINT}"
     crckpt.run("ps", "--end", str(target.pid), status=2)
 
 
@@ -316,7 +316,7 @@ def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> Non
         full.unlink()
         filler.unlink()
         result = dump_incrementally(crckpt, target, *words)
-        assert result["tracked"]["why_full"] == UNCOMMITTED
+        assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -329,7 +329,7 @@ def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> Non
         assert process.poll() is None
     wait_ended(orphans_of(process))
     result = dump_incrementally(crckpt, target)
-    assert result["tracked"]["why_full"] == UNCOMMITTED
+    assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -384,7 +384,7 @@ def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
                 )
                 assert result.returncode == 0, result.stdout + result.stderr
                 tracked.append(json.loads(result.stdout)["result"]["tracked"])
-            assert tracked[0]["why_full"] == FIRST
+            assert tracked[0]["why_full"] == FIRST_DUMP_REASON
             assert (tracked[1]["base"] is not None, tracked[1]["whole"]) == (True, [])
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -456,12 +456,12 @@ def test_second_concurrent_dump_of_a_tree_is_refused(crckpt: Crckpt, target: Tar
     error = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]
     assert error["message"].startswith(f"process {os.getpid()} is copying or dumping this tree; no checkpoint was made")
     first.close()
-    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED_REASON
 
 
 def test_dump_that_cannot_begin_does_not_count_as_running() -> None:
     """The connection that asked for the dump may stay open."""
-    with running(PYTHON, "-c", ENDS_ITS_MAIN_THREAD) as process:
+    with running(PYTHON, "-c", PROGRAM_WITHOUT_ITS_MAIN_THREAD) as process:
         root = proc.read_process(process.pid)
         assert root is not None
         session = start_session(root, find(None, None).path, "")
@@ -562,4 +562,4 @@ def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     assert not [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid]
     assert not socket.exists()
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
-    assert result["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{AGAIN}"
+    assert result["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{NEW_TRACKER_HINT}"

@@ -43,9 +43,9 @@ from crckpt.tracking.soft_dirty import PagemapAttachment, SoftDirty
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
-FIRST = "this is the first tracked dump of this tree"
-UNCOMMITTED = "the tracker did not see the end of the last dump or round"
-RUNS_ON = "no checkpoint was made; the tree runs on"
+FIRST_DUMP_REASON = "this is the first tracked dump of this tree"
+UNCOMMITTED_REASON = "the tracker did not see the end of the last dump or round"
+TREE_RUNS_ON = "no checkpoint was made; the tree runs on"
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +92,11 @@ def test_criu_killed_between_reset_and_commit_makes_the_next_dump_full(
     target.write()
     is_to_kill.touch()
     message = refused(crckpt, target.pid, 21, "--criu", str(criu))
-    assert message == f"the dump failed: CRIU ended with signal 9 and printed no error; {RUNS_ON}"
+    assert message == f"the dump failed: CRIU ended with signal 9 and printed no error; {TREE_RUNS_ON}"
     is_to_kill.unlink()
     checksum = target.look()
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
-    assert result["tracked"]["why_full"] == UNCOMMITTED
+    assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
     assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
@@ -111,17 +111,17 @@ def test_disk_full_while_criu_writes_makes_the_next_dump_full(crckpt: Crckpt, ta
         dump_incrementally(crckpt, target, *words)
         checksum = target.write()
         full.touch()
-        message = f"the dump failed: no space is left in {staging}, the directory for images; {RUNS_ON}"
+        message = f"the dump failed: no space is left in {staging}, the directory for images; {TREE_RUNS_ON}"
         assert refused(crckpt, target.pid, 10, *words) == message
         full.unlink()
         (staging / "filler").unlink()
         result = dump_incrementally(crckpt, target, *words)
-        assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, UNCOMMITTED)
+        assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, UNCOMMITTED_REASON)
         assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
-def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST) -> str:
+def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST_DUMP_REASON) -> str:
     """Two dumps, full for this reason and counting from the first; the checksum of what the second holds."""
     first = dump_incrementally(crckpt, target)
     checksum = target.write()
@@ -218,10 +218,14 @@ def test_process_with_a_full_descriptor_table_keeps_running_after_a_failed_dump(
     limits = resource.prlimit(target.pid, resource.RLIMIT_NOFILE)
     checksum = target.write()
     resource.prlimit(target.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
-    assert refused(crckpt, target.pid, 21, "--no-preflight") == f"the dump failed: too many files are open; {RUNS_ON}"
+    assert (
+        refused(crckpt, target.pid, 21, "--no-preflight") == f"the dump failed: too many files are open; {TREE_RUNS_ON}"
+    )
     resource.prlimit(target.pid, resource.RLIMIT_NOFILE, limits)
     assert target.look() == checksum
-    checksum = is_incremental(crckpt, target, UNCOMMITTED if memory_trials.tracks_by_soft_dirty() else FIRST)
+    checksum = is_incremental(
+        crckpt, target, UNCOMMITTED_REASON if memory_trials.tracks_by_soft_dirty() else FIRST_DUMP_REASON
+    )
     assert restore_and_ask(crckpt, target, "job", 3) == checksum
 
 
@@ -298,7 +302,7 @@ def test_missing_free_hugetlb_pages_fail_the_dump_and_refuse_the_restore(
         with every_free_huge_page():
             result = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]["message"]
             assert "no reserved page is free" in result
-            assert result.endswith(RUNS_ON)
+            assert result.endswith(TREE_RUNS_ON)
             assert target.look() == checksum
         crckpt.run("dump", str(target.pid), "job")
         target.end()

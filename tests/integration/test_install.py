@@ -17,7 +17,7 @@ from checkout import PROJECT
 from other_user import NOBODY
 
 CANNOT = 20
-AS_OTHER = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 
 
 def run(*words: str | Path, status: int, before: tuple[str, ...] = (), script: str = "install") -> str:
@@ -86,7 +86,7 @@ def test_failed_step_is_reported_in_one_line_and_undone(prefix: Path, folder: Pa
 
 def test_missing_write_permission_is_reported(prefix: Path) -> None:
     prefix.mkdir(mode=0o555)
-    output = run("--prefix", prefix, status=CANNOT, before=AS_OTHER)
+    output = run("--prefix", prefix, status=CANNOT, before=AS_NOBODY)
     assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in output
 
 
@@ -137,7 +137,7 @@ def test_other_users_cannot_block_an_installation(prefix: Path, folder: Path) ->
     lock.parent.mkdir(parents=True)
     lock.touch()
     python = python_that(folder / "full", "case $3 in venv) exit 1 ;; esac")
-    with subprocess.Popen([*AS_OTHER, "flock", lock, "sh", "-c", "echo; cat"], stdin=PIPE, stdout=PIPE) as holder:
+    with subprocess.Popen([*AS_NOBODY, "flock", lock, "sh", "-c", "echo; cat"], stdin=PIPE, stdout=PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.read(1)
         output = run("--prefix", prefix, "--python", python, status=CANNOT, before=("timeout", "60"))

@@ -19,7 +19,7 @@ from trees import PYTHON, runs, wait_for
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED = 24
-WAITS = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
+WAITING_SCRIPT = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def running(directory: Path, *words: str) -> Iterator[int]:
 def script(directory: Path, name: str) -> Path:
     directory.mkdir(exist_ok=True)
     path = directory / name
-    path.write_text(WAITS)
+    path.write_text(WAITING_SCRIPT)
     return path
 
 

@@ -15,7 +15,7 @@ from trees import Tree, started, wait_for
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED = 24
-HOW = pytest.mark.parametrize("how", ["detached", "pid namespace"])
+EACH_KIND_OF_RESTORE = pytest.mark.parametrize("how", ["detached", "pid namespace"])
 
 
 def look(tree: Tree) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def look(tree: Tree) -> dict[str, Any]:
     return found
 
 
-@HOW
+@EACH_KIND_OF_RESTORE
 def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
     with (
         stopped(crckpt, program("kept_state", "thread-directories", "thread-root")) as tree,
@@ -66,7 +66,7 @@ def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name:
         tree.wait_growth(tree.counters())
 
 
-@HOW
+@EACH_KIND_OF_RESTORE
 def test_renamed_socket_keeps_its_name(crckpt: Crckpt, how: str) -> None:
     """The first name did not exist at the dump, and does not exist after the restore."""
     with stopped(crckpt, program("kept_state", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
@@ -83,7 +83,7 @@ def test_renamed_socket_does_not_take_a_name_in_use(crckpt: Crckpt) -> None:
         assert (tree.workdir / "name").read_text() == "another file"
 
 
-@HOW
+@EACH_KIND_OF_RESTORE
 def test_wall_clock_timer_is_not_late(crckpt: Crckpt, how: str) -> None:
     with stopped(crckpt, program("kept_state", "wall-clock-timer")) as tree, restored_by(crckpt, how):
         found = look(tree)["wall-clock-timer"]
@@ -135,7 +135,7 @@ def test_dump_keeps_unread_bytes_of_a_terminal(crckpt: Crckpt) -> None:
         assert look(tree)["terminal"] == TERMINAL
 
 
-@HOW
+@EACH_KIND_OF_RESTORE
 def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
     with stopped(crckpt, program("kept_state", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["hung-up-terminal"] == [True, False, False]

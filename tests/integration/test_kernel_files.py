@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED: Final = 23
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-COUNTS: Final = """
+PROGRAM_WITH_AN_OPEN_FILE: Final = """
 import os, sys
 path, flags = sys.argv[2:]
 os.dup2(os.open(path, int(flags)), 60)
@@ -31,7 +31,7 @@ sys.argv[2:] = []
 from counter import main
 main()
 """
-CHILD: Final = """
+PROGRAM_WITH_THE_MEMORY_OF_ITS_CHILD: Final = """
 import os, sys, time
 stdin, keep = os.pipe()
 go, tell = os.pipe()
@@ -49,7 +49,7 @@ sys.argv[2:] = []
 from counter import main
 main()
 """
-EXECUTES: Final = """
+PROGRAM_THAT_EXECUTES_ANOTHER: Final = """
 import os, sys
 if os.fork():
     os.wait()
@@ -95,7 +95,7 @@ def own_group() -> Iterator[Path]:
 def test_cgroup_procs_is_not_opened_for_a_user(crckpt: Crckpt) -> None:
     with own_group() as group:
         procs = str(group / "cgroup.procs")
-        with stopped(crckpt, as_nobody(COUNTS, procs, f"{os.O_WRONLY}"), "--force") as tree:
+        with stopped(crckpt, as_nobody(PROGRAM_WITH_AN_OPEN_FILE, procs, f"{os.O_WRONLY}"), "--force") as tree:
             refused(crckpt, tree, procs)
 
 
@@ -103,7 +103,7 @@ def test_dump_warns_that_an_open_cgroup_procs_prevents_the_restore(crckpt: Crckp
     """The warning comes before the freeze. A program that cannot be restored is not ended."""
     with own_group() as group:
         procs = str(group / "cgroup.procs")
-        with started(as_nobody(COUNTS, procs, f"{os.O_WRONLY}")) as tree:
+        with started(as_nobody(PROGRAM_WITH_AN_OPEN_FILE, procs, f"{os.O_WRONLY}")) as tree:
             warning = f"process {tree.pid} (python3) has {procs} open at fd "
             refusal = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=24).err
             assert warning in refusal
@@ -121,7 +121,7 @@ def test_memory_of_a_child_with_more_rights_is_not_opened(crckpt: Crckpt) -> Non
         cat.write_bytes(Path("/bin/cat").read_bytes())
         cat.chmod(0o755)
         os.setxattr(cat, "security.capability", DAC_OVERRIDE)
-        with stopped(crckpt, as_nobody(CHILD, str(cat)), "--force") as tree:
+        with stopped(crckpt, as_nobody(PROGRAM_WITH_THE_MEMORY_OF_ITS_CHILD, str(cat)), "--force") as tree:
             error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
             assert f"process {tree.pid} (python3) would have /proc/" in error
             assert "/mem open as root has it" in error
@@ -142,7 +142,7 @@ def test_memory_of_an_executed_program_with_more_rights_is_not_opened(crckpt: Cr
         python.chmod(0o4755 if gains == "root" else 0o755)
         if gains == "a capability":
             os.setxattr(python, "security.capability", DAC_OVERRIDE)
-        with stopped(crckpt, as_nobody(EXECUTES, str(python)), "--force") as tree:
+        with stopped(crckpt, as_nobody(PROGRAM_THAT_EXECUTES_ANOTHER, str(python)), "--force") as tree:
             error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
             assert re.search(r"would have /proc/\d+/mem open as root has it", error)
             assert not Path(f"/proc/{tree.pid}").exists()
@@ -150,7 +150,7 @@ def test_memory_of_an_executed_program_with_more_rights_is_not_opened(crckpt: Cr
 
 @pytest.mark.parametrize("path", ["/proc/self/maps", "/proc/meminfo", "/sys/devices/system/cpu/online"])
 def test_harmless_kernel_files_stay_open(crckpt: Crckpt, path: str) -> None:
-    with stopped(crckpt, as_nobody(COUNTS, path, f"{os.O_RDONLY}"), "--force") as tree:
+    with stopped(crckpt, as_nobody(PROGRAM_WITH_AN_OPEN_FILE, path, f"{os.O_RDONLY}"), "--force") as tree:
         before = tree.counters()
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -158,7 +158,16 @@ def test_harmless_kernel_files_stay_open(crckpt: Crckpt, path: str) -> None:
 
 
 def test_root_keeps_its_kernel_files(crckpt: Crckpt) -> None:
-    words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", COUNTS, "{workdir}", "/proc/self/pagemap", "0")
+    words = (
+        "env",
+        "PYTHONPATH={programs}",
+        PYTHON,
+        "-c",
+        PROGRAM_WITH_AN_OPEN_FILE,
+        "{workdir}",
+        "/proc/self/pagemap",
+        "0",
+    )
     with stopped(crckpt, Case("kernel-file", words), "--force") as tree:
         before = tree.counters()
         crckpt.run("restore", JOB, "--detach")
@@ -179,7 +188,7 @@ def test_file_replaced_by_root_is_not_handed_over(crckpt: Crckpt) -> None:
             os.utime(key, (0, 0))
 
         write(NOBODY)
-        with stopped(crckpt, as_nobody(COUNTS, str(key), f"{os.O_RDONLY}")) as tree:
+        with stopped(crckpt, as_nobody(PROGRAM_WITH_AN_OPEN_FILE, str(key), f"{os.O_RDONLY}")) as tree:
             write(0)
             assert f"somebody may have replaced {key}" in crckpt.run("restore", JOB, "--detach", status=FAILED).err
             write(NOBODY)

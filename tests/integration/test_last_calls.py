@@ -34,11 +34,11 @@ pytestmark = [
 ]
 
 FAILED: Final = 23
-OF_RESULTS: Final = 64
+RESULTS_OFFSET: Final = 64
 """Where aiming.c says whether it got control."""
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 # Threads that wake up often, so that the kernel notes where they run.
-AWAKE: Final = """
+PROGRAM_WITH_AWAKE_THREADS: Final = """
 import ctypes, os, sys, threading, time
 from selfcheck import Program
 from pathlib import Path
@@ -51,7 +51,7 @@ ctypes.CDLL(None).prctl(4, int(sys.argv[2]), 0, 0, 0)
 Program(Path(sys.argv[1])).run(lambda: None)
 """
 # CRIU takes long to give its last thread the filters of system calls, and has finished the first one before.
-FILTERED: Final = """
+PROGRAM_WITH_FILTERS: Final = """
 import ctypes, os, struct, sys, threading
 from pathlib import Path
 from selfcheck import Program
@@ -72,7 +72,7 @@ ready.wait()
 Program(Path(sys.argv[1])).run(lambda: None)
 """
 # What the user gets as soon as they get anything: descriptors, and code that is of no file.
-WATCHES: Final = """
+WATCHING_PROGRAM: Final = """
 import json, os, sys, time
 pid, end, found = sys.argv[1], time.monotonic() + 60, None
 print("ready", flush=True)
@@ -96,7 +96,7 @@ def case_of(name: str, program: str, *arguments: str) -> Case:
     return Case(name, (*AS_NOBODY, *words), user=NOBODY)
 
 
-AREAS: Final = """
+RSEQ_READER: Final = """
 import json, os, struct, sys
 from crckpt.host.syscalls import ptrace_requests
 found = []
@@ -113,7 +113,7 @@ print(json.dumps(found))
 def areas(pid: int) -> list[tuple[int, int, int]]:
     """The area of each thread, as the kernel has it: address, size and signature."""
     # In a process of its own: here, whoever reaps the tree would take the stop that is waited for.
-    words = (sys.executable, "-c", AREAS, str(pid))
+    words = (sys.executable, "-c", RSEQ_READER, str(pid))
     found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=READY_S)
     return [tuple(each) for each in json.loads(found.stdout)]
 
@@ -130,7 +130,7 @@ def test_dumpable_flag_and_restartable_sequences_are_restored(
     crckpt: Crckpt, dumpable: int, words: tuple[str, ...]
 ) -> None:
     """Every thread has its sequence, and the kernel again writes the CPU that the thread runs on."""
-    with started(case_of("awake", AWAKE, str(dumpable))) as tree:
+    with started(case_of("awake", PROGRAM_WITH_AWAKE_THREADS, str(dumpable))) as tree:
         wait_for(lambda: len(list(Path(f"/proc/{tree.pid}/task").iterdir())) == 4, READY_S, "its threads")
         before, counters = areas(tree.pid), tree.counters()
         assert all(place for place, _, _ in before)
@@ -150,13 +150,13 @@ def test_dumpable_flag_and_restartable_sequences_are_restored(
 @contextmanager
 def watched(pid: int) -> Iterator[subprocess.Popen[str]]:
     """The user looks into the process as soon as they may."""
-    with running(*AS_NOBODY, sys.executable, "-S", "-c", WATCHES, str(pid)) as watcher:
+    with running(*AS_NOBODY, sys.executable, "-S", "-c", WATCHING_PROGRAM, str(pid)) as watcher:
         yield watcher
 
 
 def test_restored_process_has_no_descriptor_or_code_of_criu_once_its_user_can_look(crckpt: Crckpt) -> None:
     """The process has only its own descriptors then."""
-    with started(case_of("filtered", FILTERED)) as tree:
+    with started(case_of("filtered", PROGRAM_WITH_FILTERS)) as tree:
         links = {each.name: str(each.readlink()) for each in Path(f"/proc/{tree.pid}/fd").iterdir()}
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
@@ -189,7 +189,7 @@ def test_sequence_aimed_at_criu_never_runs_as_root(crckpt: Crckpt) -> None:
 
 def caught(file: BinaryIO) -> tuple[int, int]:
     """Return whether the program got control as root, and as its user."""
-    as_root, as_user = struct.unpack("=2i", os.pread(file.fileno(), 8, OF_RESULTS))
+    as_root, as_user = struct.unpack("=2i", os.pread(file.fileno(), 8, RESULTS_OFFSET))
     return as_root, as_user
 
 
@@ -241,7 +241,7 @@ def test_program_without_a_vdso_makes_the_last_calls_by_its_own_code(
 ) -> None:
     """The code of the program is afterwards as before."""
     finds_none = restore_library(tmp_path, "if (!memcmp(code + i", "if (0 && !memcmp(code + i")
-    with started(case_of("awake", AWAKE, "1")) as tree:
+    with started(case_of("awake", PROGRAM_WITH_AWAKE_THREADS, "1")) as tree:
         before, counters = areas(tree.pid), tree.counters()
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()

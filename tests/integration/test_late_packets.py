@@ -16,10 +16,10 @@ from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.late_packets import capturing, deliver
 
 PORT = 7070
-MOST = 256
-DROP = "table inet silence {{ chain {hook} {{ type filter hook {hook} priority 0; tcp dport 7070 drop; }}; }}"
+MOST_PACKETS = 256
+DROPPING_RULES = "table inet silence {{ chain {hook} {{ type filter hook {hook} priority 0; tcp dport 7070 drop; }}; }}"
 # Segments with data from ever other ports, as fast as it can: whoever sends them needs no connection.
-FLOOD = """
+FLOODING_PROGRAM = """
 import itertools, socket, struct
 link = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
 for port in itertools.cycle(range(1, 1 << 16)):
@@ -55,13 +55,13 @@ def connect(hosts: Lan, address: HostAddress) -> tuple[socket.socket, socket.soc
 def test_dropped_packet_is_delivered(hosts: Lan, address: HostAddress) -> None:
     server, client = connect(hosts, address)
     with closing(server), closing(client), hosts.source.entered():
-        hosts.source.run("nft", DROP.format(hook="input"))
+        hosts.source.run("nft", DROPPING_RULES.format(hook="input"))
         with capturing((address,)) as capture:
             client.sendall(b"late")
             wait_for(lambda: bool(capture.take()), WITHIN_S, "the packet")
             # The client will not be able to send it again.
             with hosts.client.entered():
-                hosts.client.run("nft", DROP.format(hook="output"))
+                hosts.client.run("nft", DROPPING_RULES.format(hook="output"))
             packets = capture.take()
         hosts.source.run("nft", "delete table inet silence")
         deliver(packets, (address,))
@@ -73,12 +73,12 @@ def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAd
     server, client = connect(hosts, address)
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with closing(server), closing(client), hosts.source.entered():
-        hosts.source.run("nft", DROP.format(hook="input"))
+        hosts.source.run("nft", DROPPING_RULES.format(hook="input"))
         with capturing((address,)) as capture:
             client.sendall(b"late")
             wait_for(lambda: bool(capture.take()), WITHIN_S, "the packet")
             with hosts.client.entered():
-                hosts.client.run("nft", DROP.format(hook="output"))
+                hosts.client.run("nft", DROPPING_RULES.format(hook="output"))
             packets = capture.take()
         hosts.source.run("nft", "delete table inet silence")
         deliver(packets, (other,))
@@ -106,13 +106,13 @@ def test_endless_sender_delays_nothing(hosts: Lan) -> None:
     """The tree is frozen until all is read."""
     address = parse_address(ADDRESSES[0])
     with hosts.client.entered():
-        flood = subprocess.Popen([sys.executable, "-c", FLOOD], stdin=subprocess.DEVNULL)
+        flood = subprocess.Popen([sys.executable, "-c", FLOODING_PROGRAM], stdin=subprocess.DEVNULL)
     try:
         with hosts.source.entered(), capturing((address,)) as capture:
-            wait_for(lambda: len(capture.take()) == MOST, WITHIN_S, "the flood")
+            wait_for(lambda: len(capture.take()) == MOST_PACKETS, WITHIN_S, "the flood")
             for _ in range(20):
                 packets = capture.take()
-                assert len(packets) == MOST
+                assert len(packets) == MOST_PACKETS
                 assert flood.poll() is None
     finally:
         flood.kill()

@@ -18,9 +18,9 @@ pytestmark = [
 ]
 
 REFUSED: Final = 23
-NOT_SET: Final = 0xFFFFFFFF
+NO_LOGIN_USER: Final = 0xFFFFFFFF
 THEIRS, OURS = 4242, 4243
-REMEMBERED: Final = Path("/run/criu.kdat")
+CRIU_CACHE: Final = Path("/run/criu.kdat")
 AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 
 
@@ -33,7 +33,7 @@ def _sets_login_users() -> Iterator[None]:
         yield
         return
     try:
-        for user in (OURS, NOT_SET):
+        for user in (OURS, NO_LOGIN_USER):
             Path("/proc/self/loginuid").write_text(str(user))
     except OSError:
         os._exit(1)
@@ -50,7 +50,7 @@ def login_users(tree: Tree) -> set[int]:
     return {int((task / "loginuid").read_text()) for task in Path(f"/proc/{tree.pid}/task").iterdir()}
 
 
-@pytest.mark.parametrize("user", [THEIRS, NOT_SET])
+@pytest.mark.parametrize("user", [THEIRS, NO_LOGIN_USER])
 @pytest.mark.parametrize("rights", [(), AS_NOBODY], ids=["root", "nobody"])
 def test_login_user_is_the_programs(crckpt: Crckpt, user: int, rights: tuple[str, ...]) -> None:
     """No thread gets the login user of the person who restores the program, and the program cannot set another one."""
@@ -67,7 +67,7 @@ def test_login_user_is_the_programs(crckpt: Crckpt, user: int, rights: tuple[str
 def _criu_asks_the_kernel_again() -> Iterator[None]:
     """Remove CRIU's cache of kernel features: it contains permissions, and CRIU fails if these have changed."""
     yield
-    REMEMBERED.unlink(missing_ok=True)
+    CRIU_CACHE.unlink(missing_ok=True)
 
 
 @pytest.mark.usefixtures("criu_asks_the_kernel_again")
@@ -76,7 +76,7 @@ def test_login_user_that_cannot_be_set_is_refused(crckpt: Crckpt) -> None:
     without = ("setpriv", "--bounding-set=-audit_control", "--inh-caps=-audit_control")
     words = (*login_as(THEIRS), *AS_NOBODY, *case.argv)
     with stopped(crckpt, Case("login", words, user=NOBODY)) as tree:
-        REMEMBERED.unlink(missing_ok=True)
+        CRIU_CACHE.unlink(missing_ok=True)
         restoring = Crckpt(crckpt.store, (*login_as(OURS), *without))
         before = tree.counters()
         output = restoring.run("restore", JOB, "--detach", status=REFUSED).err

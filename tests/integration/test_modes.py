@@ -19,10 +19,10 @@ from crckpt.host.disk.own_files import is_own
 
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
-NOTES = Path(package.__file__).parent / "__pycache__"
-RUNTIME = Path("/run/crckpt")
-MEMORY = Path("/var/cache/crckpt")
-FOR_OTHERS = 0o077
+BYTECODE_DIRECTORY = Path(package.__file__).parent / "__pycache__"
+RUNTIME_DIRECTORY = Path("/run/crckpt")
+CACHE_DIRECTORY = Path("/var/cache/crckpt")
+PERMISSIONS_OF_OTHERS = 0o077
 
 
 def open_to_others(top: Path) -> Iterator[str]:
@@ -32,7 +32,7 @@ def open_to_others(top: Path) -> Iterator[str]:
             path = Path(directory, name)
             with suppress(FileNotFoundError, NotADirectoryError):
                 mode = path.lstat().st_mode
-                if not stat.S_ISLNK(mode) and mode & FOR_OTHERS:
+                if not stat.S_ISLNK(mode) and mode & PERMISSIONS_OF_OTHERS:
                     yield f"{stat.filemode(mode)} {path.relative_to(top)}"
 
 
@@ -67,7 +67,7 @@ def permissive(tmp_path: Path) -> Crckpt:
 def test_created_files_are_closed_to_others(permissive: Crckpt, target: Target) -> None:
     top = permissive.store.parents[1]
     made = {name: str(top / name) for name in ("core", "report.tar.gz", "exports/one")}
-    for note in NOTES.glob("*.loaded"):
+    for note in BYTECODE_DIRECTORY.glob("*.loaded"):
         note.unlink()
     with watched(top) as seen:
         permissive.run("doctor")
@@ -85,10 +85,10 @@ def test_created_files_are_closed_to_others(permissive: Crckpt, target: Target) 
         permissive.run("restore", "one", "--detach")
     assert seen == set()
     assert all(Path(path).exists() for path in made.values())
-    assert set(open_to_others(RUNTIME)) == set()
-    assert RUNTIME.stat().st_mode & 0o022 == 0
-    assert MEMORY.stat().st_mode & 0o022 == 0
-    notes = tuple(NOTES.glob("*.loaded"))
+    assert set(open_to_others(RUNTIME_DIRECTORY)) == set()
+    assert RUNTIME_DIRECTORY.stat().st_mode & 0o022 == 0
+    assert CACHE_DIRECTORY.stat().st_mode & 0o022 == 0
+    notes = tuple(BYTECODE_DIRECTORY.glob("*.loaded"))
     assert notes
-    assert all(note.stat().st_mode & FOR_OTHERS == 0 for note in notes)
-    assert all(is_own(path.lstat()) for path in MEMORY.glob("*"))
+    assert all(note.stat().st_mode & PERMISSIONS_OF_OTHERS == 0 for note in notes)
+    assert all(is_own(path.lstat()) for path in CACHE_DIRECTORY.glob("*"))

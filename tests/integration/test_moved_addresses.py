@@ -28,7 +28,7 @@ from crckpt.model import MoveId, RunId
 
 IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
 IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
-BOTH = (IPV4, IPV6)
+IPV4_AND_IPV6 = (IPV4, IPV6)
 PORT = 7070
 
 # As CRIU's, but for all connections from that port.
@@ -42,14 +42,14 @@ STEPS = (
     *(f"{moment}:{number}" for number in (1, 2, 3) for moment in ("guard.ask", "guard.answer")),
 )
 
-families = pytest.mark.parametrize("address", BOTH, ids=("ipv4", "ipv6"))
+families = pytest.mark.parametrize("address", IPV4_AND_IPV6, ids=("ipv4", "ipv6"))
 
 
 @pytest.fixture
 def hosts() -> Iterator[Lan]:
     """Three hosts; the source has both addresses."""
     with lan() as hosts:
-        for address in BOTH:
+        for address in IPV4_AND_IPV6:
             extra = ("nodad",) if address.family == 6 else ()
             hosts.source.run("ip", "address", "add", address.interface, "dev", DEVICE, *extra)
         yield hosts
@@ -103,17 +103,17 @@ def talking(hosts: Lan, address: HostAddress) -> Iterator[Scene]:
 def is_clean(hosts: Lan) -> bool:
     """Whether the destination has neither addresses of the move nor a fence."""
     there = hosts.destination.addresses()
-    return not hosts.destination.tables() and not there & {address.interface for address in BOTH}
+    return not hosts.destination.tables() and not there & {address.interface for address in IPV4_AND_IPV6}
 
 
 @families
 def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """The destination's address is invisible behind the fence. After the release the neighbours know it at once."""
     with talking(hosts, address) as scene, hosts.destination.entered():
-        assert check_destination(BOTH) == ()
-        with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
+        assert check_destination(IPV4_AND_IPV6) == ()
+        with guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
             guarded.claim()
-            assert {each.interface for each in BOTH} <= hosts.destination.addresses()
+            assert {each.interface for each in IPV4_AND_IPV6} <= hosts.destination.addresses()
             with closing(Echo(hosts.destination, address.ip, PORT)) as server:
                 scene.ask_again()
                 scene.misdirect()
@@ -123,13 +123,13 @@ def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: s
                 # The tree has ended there: CRIU's lock, which this stands for, keeps its connections quiet.
                 with hosts.source.entered():
                     hosts.source.run("nft", LOCK.format(table=f"CRIU-{move_id}"))
-                    assert check_source(BOTH) == ()
-                    leave_source(BOTH)
+                    assert check_source(IPV4_AND_IPV6) == ()
+                    leave_source(IPV4_AND_IPV6)
                     assert f"CRIU-{move_id}" in hosts.source.tables()
                     with unlocked_source(RunId(move_id)):
                         pass
                     assert f"CRIU-{move_id}" not in hosts.source.tables()
-                assert not {each.interface for each in BOTH} & hosts.source.addresses()
+                assert not {each.interface for each in IPV4_AND_IPV6} & hosts.source.addresses()
                 assert guarded.release() == ""
                 count = 6 if address.family == 4 else 3
                 mac = hosts.destination.mac
@@ -143,14 +143,14 @@ def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: s
                 assert guarded.keep() == ""
                 assert hosts.destination.tables() == ""
         wait_for(lambda: not runs(guarded.guard), WITHIN_S, "the guard to end")
-    assert {each.interface for each in BOTH} <= hosts.destination.addresses()
+    assert {each.interface for each in IPV4_AND_IPV6} <= hosts.destination.addresses()
 
 
 @families
 def test_aborted_move_is_not_noticed(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """The address goes before the fence."""
     with talking(hosts, address) as scene, hosts.destination.entered():
-        with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
+        with guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
             guarded.claim()
             with closing(Echo(hosts.destination, address.ip, PORT)):
                 scene.misdirect()
@@ -164,7 +164,7 @@ def test_aborted_move_is_not_noticed(hosts: Lan, address: HostAddress, move_id: 
 @contextmanager
 def mover(hosts: Lan, move_id: str, last: str, *, killed_at: str = "") -> Iterator[subprocess.Popen[str]]:
     """A crckpt on the destination that takes the addresses over, up to the step `last`."""
-    command = (sys.executable, str(PROGRAMS / "moved_addresses.py"), move_id, last, *map(str, BOTH))
+    command = (sys.executable, str(PROGRAMS / "moved_addresses.py"), move_id, last, *map(str, IPV4_AND_IPV6))
     environment = {**os.environ, "CRCKPT_KILL_AT": killed_at} if killed_at else None
     with (
         hosts.destination.entered(),
@@ -195,7 +195,7 @@ def test_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) ->
             wait_for(lambda: not runs(guard), WITHIN_S, "the guard to end")
         if killed_at == "guard.answer:3":
             # It was asked to keep them.
-            assert {each.interface for each in BOTH} <= hosts.destination.addresses()
+            assert {each.interface for each in IPV4_AND_IPV6} <= hosts.destination.addresses()
             assert hosts.destination.tables() == ""
             return
         assert is_clean(hosts)
@@ -220,7 +220,7 @@ def test_guard_survives_the_end_of_its_session(hosts: Lan, move_id: str, last: s
 
 def test_crckpt_cleans_up_without_its_guard(hosts: Lan, move_id: str) -> None:
     with hosts.destination.entered():
-        with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
+        with guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
             guarded.claim()
             os.kill(guarded.guard, signal.SIGKILL)
             with pytest.raises(HostCannot, match="has ended"):
@@ -238,14 +238,17 @@ def test_remains_of_two_killed_processes_are_removed(hosts: Lan, move_id: str) -
         process.wait(WITHIN_S)
         assert not is_clean(hosts)
         for _ in range(2):
-            steps.give_up(BOTH, MoveId(move_id))
+            steps.give_up(IPV4_AND_IPV6, MoveId(move_id))
             assert is_clean(hosts)
 
 
 def test_existing_address_is_not_removed(hosts: Lan, move_id: str) -> None:
     hosts.destination.run("ip", "address", "add", IPV4.interface, "dev", DEVICE)
     with hosts.destination.entered():
-        with pytest.raises(HostCannot, match="is already on eth0"), guarded_addresses(BOTH, MoveId(move_id)) as guarded:
+        with (
+            pytest.raises(HostCannot, match="is already on eth0"),
+            guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded,
+        ):
             guarded.claim()
         assert hosts.destination.addresses() >= {IPV4.interface}
         assert hosts.destination.tables() == ""
@@ -261,9 +264,9 @@ def test_claim_that_fails_halfway_leaves_nothing(hosts: Lan, move_id: str) -> No
 
 
 def test_guard_avoids_the_pids_of_the_tree(hosts: Lan, move_id: str) -> None:
-    with hosts.destination.entered(), guarded_addresses(BOTH, MoveId(move_id)) as guarded:
+    with hosts.destination.entered(), guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
         taken = range(guarded.guard + 1, guarded.guard + 20)
-        with guarded_addresses(BOTH, MoveId("0" * 16), taken) as another:
+        with guarded_addresses(IPV4_AND_IPV6, MoveId("0" * 16), taken) as another:
             assert another.guard not in taken
 
 
@@ -272,7 +275,7 @@ def test_address_guard_keeps_no_unrelated_file_or_directory_open(hosts: Lan, mov
     with (
         hosts.destination.entered(),
         (tmp_path / "file").open("w"),
-        guarded_addresses(BOTH, MoveId(move_id)) as guarded,
+        guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded,
     ):
         guarded.claim()
         links = [link.readlink() for link in Path(f"/proc/{guarded.guard}/fd").iterdir()]

@@ -14,7 +14,7 @@ from command import Crckpt
 from stopped_trees import BY_NAME
 from trees import PYTHON, started
 
-LISTENS = """
+LISTENING_PROGRAM = """
 import os, signal, socket, sys
 taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]
 line = socket.socket(socket.AF_UNIX)
@@ -24,7 +24,7 @@ os.write(1, b"%d" % line.fileno())
 os.dup2(0, 1)
 signal.pause()
 """
-CONNECTS = """
+CONNECTING_PROGRAM = """
 import os, signal, socket, sys
 line = socket.socket(socket.AF_UNIX)
 line.connect(sys.argv[1])
@@ -78,7 +78,7 @@ def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        with waiting(CONNECTS, str(path)) as (pid, (fd,)), listening.accept()[0]:
+        with waiting(CONNECTING_PROGRAM, str(path)) as (pid, (fd,)), listening.accept()[0]:
             error = crckpt.run("dump", str(pid), "job", "--no-preflight", status=21).err
     assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream #\d+ -> unix stream {path}\)\)", error), error
 
@@ -87,7 +87,7 @@ def test_socket_that_a_restore_cannot_create_is_named(crckpt: Crckpt) -> None:
     """The images tell which socket the descriptor was. The directory of its name does not exist any more."""
     path = crckpt.store.parent / "gone/peer.sock"
     path.parent.mkdir()
-    with waiting(LISTENS, str(path)) as (pid, (fd,)):
+    with waiting(LISTENING_PROGRAM, str(path)) as (pid, (fd,)):
         crckpt.run("dump", str(pid), "job", "--stop")
     shutil.rmtree(path.parent)
     error = crckpt.run("restore", "job", "--detach", "--no-preflight", status=23).err

@@ -31,10 +31,10 @@ MOUNTS: Final = Case(
     ("unshare", "--mount", "sh", "-c", f"exec </dev/null >/dev/null 2>&1 {PYTHON} {{programs}}/counter.py {{workdir}}"),
 )
 COUNTER: Final = (PYTHON, "{workdir}/programs/counter.py", "{workdir}")
-TRAP: Final = """#!/bin/sh
+TRAP_SCRIPT: Final = """#!/bin/sh
 echo "$0 $*: $(cat /proc/self/status | grep CapEff) $(cat /proc/self/uid_map)" >> {workdir}/won
 """
-GOES_TO_USER_NAMESPACE: Final = """
+PROGRAM_THAT_ENTERS_A_USER_NAMESPACE: Final = """
 import ctypes, pathlib, sys, time
 work = pathlib.Path(sys.argv[1])
 (work / "ready").touch()
@@ -46,7 +46,7 @@ for name, text in (("uid_map", "0 0 1"), ("setgroups", "deny"), ("gid_map", "0 0
 (work / "gone").touch()
 time.sleep(300)
 """
-HIDES_CRIU: Final = """
+SCRIPT_THAT_REPLACES_CRIU: Final = """
 set -e
 printf '%s' "$0" > trap
 chmod 755 trap
@@ -66,7 +66,7 @@ def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
 
 def test_programs_of_an_unprivileged_user_are_not_run_with_our_rights(crckpt: Crckpt) -> None:
     """The user has mounts of its own, with a program in the place of our CRIU."""
-    apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", HIDES_CRIU, TRAP)
+    apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT_THAT_REPLACES_CRIU, TRAP_SCRIPT)
     case = Case("mounts", (*AS_NOBODY, *apart, *COUNTER), user=NOBODY)
     with started(case) as tree:
         _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
@@ -185,7 +185,7 @@ def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path,
 
 def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
     """The tree could not be restored."""
-    script = (sys.executable, "-c", GOES_TO_USER_NAMESPACE, str(tmp_path))
+    script = (sys.executable, "-c", PROGRAM_THAT_ENTERS_A_USER_NAMESPACE, str(tmp_path))
     null = subprocess.DEVNULL
     with subprocess.Popen(script, stdin=null, stdout=null, stderr=null, start_new_session=True) as process:
         try:

@@ -36,10 +36,12 @@ REFUSED: Final = 24
 TERMINATED: Final = 128 + signal.SIGTERM
 TALKER: Final = (PYTHON, f"{PROGRAMS}/talker.py", "{workdir}", "--listen")
 SCREEN: Final = (PYTHON, f"{PROGRAMS}/screen.py", "{workdir}")
-STARTS: Final = pytest.mark.parametrize("start", ["job", "child-of-job", "leader"])
-WHERE: Final = pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)], ids=["here", "new-pid-namespace"])
+EACH_KIND_OF_START: Final = pytest.mark.parametrize("start", ["job", "child-of-job", "leader"])
+EACH_PID_NAMESPACE: Final = pytest.mark.parametrize(
+    "where", [(), ("--new-pid-namespace",)], ids=["here", "new-pid-namespace"]
+)
 
-_JOINS_A_SESSION: Final = """
+_PROGRAM_WITH_A_SESSION_KEYRING: Final = """
 import ctypes, os, sys
 assert ctypes.CDLL(None).syscall(250, 1, b"crckpt-restores") > 0
 os.execv(sys.argv[1], sys.argv[1:])
@@ -53,14 +55,14 @@ def workdir() -> Iterator[Path]:
         yield workdir
 
 
-@STARTS
+@EACH_KIND_OF_START
 def test_missing_terminal_is_refused_with_the_command_to_type(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """A terminal is missing in cron and with --detach."""
     _stop(crckpt, workdir, start, TALKER)
     assert "--tty new" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
 
 
-@STARTS
+@EACH_KIND_OF_START
 def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """The test presses real keys, as at the original terminal."""
     _stop(crckpt, workdir, start, TALKER)
@@ -90,8 +92,8 @@ def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt,
         assert _find_terminal(crckpt, terminal["holder"]) is None
 
 
-@STARTS
-@WHERE
+@EACH_KIND_OF_START
+@EACH_PID_NAMESPACE
 def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start: str, where: tuple[str, ...]) -> None:
     """There is no shell that could continue the program."""
     _stop(crckpt, workdir, start, TALKER)
@@ -154,7 +156,7 @@ def test_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["itself", "crckpt"])
-@WHERE
+@EACH_PID_NAMESPACE
 def test_crckpt_in_the_foreground_without_a_terminal_ends_with_the_program(
     crckpt: Crckpt, workdir: Path, ends_by: str, where: tuple[str, ...]
 ) -> None:
@@ -196,7 +198,7 @@ def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: 
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
 
 
-@STARTS
+@EACH_KIND_OF_START
 def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """The program's new terminal is outside the tree, like any other."""
     _stop(crckpt, workdir, start, TALKER)
@@ -245,7 +247,7 @@ def test_program_of_another_user_owns_its_new_terminal(crckpt: Crckpt, workdir: 
         assert terminal.stat().st_uid == NOBODY
 
 
-@WHERE
+@EACH_PID_NAMESPACE
 def test_program_of_another_user_does_not_get_our_session_keyring(
     crckpt: Crckpt, workdir: Path, where: tuple[str, ...]
 ) -> None:
@@ -255,7 +257,7 @@ def test_program_of_another_user_does_not_get_our_session_keyring(
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     asks = (PYTHON, "{workdir}/programs/attributes.py", "{workdir}", "session_keyring")
     _stop(crckpt, workdir, "leader", (*as_nobody, *asks))
-    with _restored(replace(crckpt, before=(PYTHON, "-c", _JOINS_A_SESSION)), workdir, *where):
+    with _restored(replace(crckpt, before=(PYTHON, "-c", _PROGRAM_WITH_A_SESSION_KEYRING)), workdir, *where):
         before = _read_status(workdir).counter
         wait_for(lambda: _read_status(workdir).counter > before + 2, WITHIN_S, "the program to go on")
         session = str(_read_status(workdir).facts["process"])
@@ -275,7 +277,7 @@ def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:
         assert "PermissionError" in result.stderr
 
 
-@WHERE
+@EACH_PID_NAMESPACE
 def test_failed_restore_holds_no_terminal(
     crckpt: Crckpt, workdir: Path, tmp_path: Path, where: tuple[str, ...]
 ) -> None:
@@ -297,7 +299,7 @@ def test_failed_restore_holds_no_terminal(
         pass
 
 
-@WHERE
+@EACH_PID_NAMESPACE
 def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path, where: tuple[str, ...]) -> None:
     """CRIU gives up, and the holder has no terminal to hold."""
     pid = _stop(crckpt, workdir, "job", TALKER)
@@ -314,7 +316,7 @@ def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path:
     assert not runs(pid)
 
 
-@WHERE
+@EACH_PID_NAMESPACE
 def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path, where: tuple[str, ...]) -> None:
     """The program sees a closed window. An attached client gets a message, and the next restore works."""
     _stop(crckpt, workdir, "job", TALKER)

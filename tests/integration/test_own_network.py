@@ -14,16 +14,18 @@ from trees import PYTHON, Case, Tree, started
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 FAILED, REFUSED = 21, 24
-LISTENING = Case(
+LISTENING_PROGRAM = Case(
     "own-network",
     ("unshare", "--net", "sh", "-c", f"ip link set lo up; exec {PYTHON} {{programs}}/tcp_listen.py {{workdir}}"),
 )
-GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=60).recv(5))"
+GREETING_CLIENT = (
+    "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=60).recv(5))"
+)
 
 
 def test_listening_tree_in_its_own_network_is_restored(crckpt: Crckpt) -> None:
     """During a running dump, packets are held back only for the time of the dump."""
-    with started(LISTENING) as tree:
+    with started(LISTENING_PROGRAM) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert (result["blockers"], result["warnings"]) == ([], [])
         crckpt.run("dump", str(tree.pid), JOB)
@@ -81,7 +83,7 @@ def test_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
 
 def _greeted(tree: Tree) -> bool:
     port = (tree.workdir / "ports").read_text().split()[0]
-    return _inside(tree, PYTHON, "-c", GREETED, port) == "b'hello'"
+    return _inside(tree, PYTHON, "-c", GREETING_CLIENT, port) == "b'hello'"
 
 
 def _inside(tree: Tree, *words: str) -> str:

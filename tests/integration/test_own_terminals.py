@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 FAILED: Final = 21
 REFUSED: Final = 24
 CONSOLE: Final = "/dev/tty20"
-_STARTS: Final = """
+_PROGRAM_WITH_A_TERMINAL: Final = """
 import fcntl, os, termios
 master, slave = os.openpty()
 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
@@ -55,7 +55,7 @@ def test_program_uses_its_own_terminal_after_a_restore(crckpt: Crckpt) -> None:
     """The program has also opened the terminal as /dev/tty."""
     with remote() as program:
         with _low_numbers_taken():
-            program.ask(_STARTS)
+            program.ask(_PROGRAM_WITH_A_TERMINAL)
         _again(crckpt, program)
         assert program.ask("answer = send(b'after'), receive(b'all'), send(b'')[:3]") == (b"after", b"all\n", b"all")
         group = program.ask("answer = os.tcgetpgrp(current), os.getsid(0)")
@@ -66,7 +66,7 @@ def test_terminal_number_far_above_the_lowest_free_one_is_restored(crckpt: Crckp
     """CRIU alone opens at most 32 terminals to get a number."""
     with remote() as program:
         with _low_numbers_taken(45):
-            program.ask(_STARTS)
+            program.ask(_PROGRAM_WITH_A_TERMINAL)
         name = program.ask("answer = os.ttyname(slave)")
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         program.wait_gone()
@@ -80,7 +80,7 @@ def test_terminal_number_far_above_the_lowest_free_one_is_restored(crckpt: Crckp
 def test_terminal_number_in_use_by_another_program_is_refused(crckpt: Crckpt) -> None:
     with remote() as program:
         with _low_numbers_taken():
-            program.ask(_STARTS)
+            program.ask(_PROGRAM_WITH_A_TERMINAL)
         name = str(program.ask("answer = os.ttyname(slave)"))
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         program.wait_gone()

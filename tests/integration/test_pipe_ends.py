@@ -18,10 +18,10 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 WITHIN_S: Final = 60
 REFUSED: Final = 24
-LARGE: Final = 1 << 20
-WHO: Final = ("gone", "outside", "in the tree")
+LARGE_BYTES: Final = 1 << 20
+OTHER_ENDS: Final = ("gone", "outside", "in the tree")
 Who = Literal["gone", "outside", "in the tree"]
-_READ: Final = """
+_READ_STATEMENTS: Final = """
 import fcntl, os, select
 os.set_blocking(end, False)
 polled = select.poll(); polled.register(end, select.POLLIN)
@@ -35,7 +35,7 @@ except BlockingIOError:
     pass
 answer = len(found), found == bytes(i % 251 for i in range(len(found))), ended, fcntl.fcntl(end, fcntl.F_GETPIPE_SZ)
 """
-_WRITE: Final = """
+_WRITE_STATEMENTS: Final = """
 import os, signal
 hits = []
 signal.signal(signal.SIGPIPE, lambda *_: hits.append(1))
@@ -45,7 +45,7 @@ try:
 except BrokenPipeError:
     answer = "broken", hits
 """
-_COUNTS: Final = """
+_COUNTING_PROGRAM: Final = """
 import os, signal, sys, time
 while not os.path.exists(f"{sys.argv[1]}/go"):
     time.sleep(0.02)
@@ -55,25 +55,30 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("who", WHO)
-@pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE, True)])
+@pytest.mark.parametrize("who", OTHER_ENDS)
+@pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE_BYTES, True)])
 def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """The reader also gets the end of the file if no process in the tree can write."""
     with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, output):
         assert ("is a pipe from a process outside the tree" in output) == (who == "outside")
-        assert program.ask(_READ) == (size, True, who != "in the tree", LARGE if size == LARGE else 65_536)
+        assert program.ask(_READ_STATEMENTS) == (
+            size,
+            True,
+            who != "in the tree",
+            LARGE_BYTES if size == LARGE_BYTES else 65_536,
+        )
         if who == "in the tree":
             program.ask("os.write(other, b'more')")
             assert program.ask("answer = os.read(end, 100)") == b"more"
 
 
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", OTHER_ENDS)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False)])
 def test_writer_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """A writer whose reader is outside continues, and /dev/null gets its output."""
     with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, output):
         assert ("is a pipe to a process outside the tree" in output) == (who == "outside")
-        assert program.ask(_WRITE) == (("broken", [1]) if who == "gone" else ("written", []))
+        assert program.ask(_WRITE_STATEMENTS) == (("broken", [1]) if who == "gone" else ("written", []))
         if who == "in the tree":
             filled = bytes(i % 251 for i in range(size))
             assert program.ask("answer = os.read(other, 100)") == filled + b"hello"
@@ -97,7 +102,7 @@ def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop
             os.kill(program.pid, signal.SIGKILL)
         program.wait_gone()
         crckpt.run("restore", JOB, "--detach")
-        assert program.ask(_WRITE) == ("broken", [1])
+        assert program.ask(_WRITE_STATEMENTS) == ("broken", [1])
 
 
 def test_pipe_end_in_flight_through_a_socket_is_restored(crckpt: Crckpt) -> None:
@@ -162,7 +167,11 @@ def test_rest_of_a_pipeline_is_restored(crckpt: Crckpt) -> None:
         with subprocess.Popen(["seq", "10000"], stdin=null, stdout=writing, stderr=null) as first:
             os.close(writing)
             second = subprocess.Popen(
-                [PYTHON, "-c", _COUNTS, str(workdir)], stdin=reading, stdout=null, stderr=null, start_new_session=True
+                [PYTHON, "-c", _COUNTING_PROGRAM, str(workdir)],
+                stdin=reading,
+                stdout=null,
+                stderr=null,
+                start_new_session=True,
             )
             os.close(reading)
             first.wait(WITHIN_S)
@@ -198,7 +207,7 @@ def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
         assert program.ask("hits.clear(); os.write(other, b'x'); answer = hits") == [1]
 
 
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", OTHER_ENDS)
 def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
     """The bytes are kept whoever else has the pipe open."""
     with remote() as program:
@@ -224,7 +233,7 @@ def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
             assert program.ask("answer = os.read(end, 100)") == b""
 
 
-@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("who", OTHER_ENDS)
 def test_writer_of_a_named_pipe_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who) -> None:
     """A remaining reader outside gets what is written after the restore."""
     with remote() as program:
@@ -240,7 +249,7 @@ def test_writer_of_a_named_pipe_gets_sigpipe_only_without_a_reader(crckpt: Crckp
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         program.wait_gone()
         crckpt.run("restore", JOB, "--detach")
-        assert program.ask(_WRITE) == (("broken", [1]) if who == "gone" else ("written", []))
+        assert program.ask(_WRITE_STATEMENTS) == (("broken", [1]) if who == "gone" else ("written", []))
         if ours >= 0:
             assert os.read(ours, 100) == b"hello"
             os.close(ours)

@@ -33,7 +33,7 @@ from incremental import (
 )
 from keepers import keeper_socket
 from remote import remote
-from rounds import FEW, PAGE, PAGES, Target
+from rounds import FEW_PAGES, PAGE, PAGES, Target
 from trees import runs, wait_for
 
 from crckpt.criu.find import find
@@ -47,7 +47,7 @@ from crckpt.tracking.keeper.client import ENDED, KILLED, find_session
 from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
-UNCOMMITTED = "the tracker did not see the end of the last dump or round"
+UNCOMMITTED_REASON = "the tracker did not see the end of the last dump or round"
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
@@ -67,18 +67,18 @@ def test_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None
     first = copied(crckpt, target)
     assert set(first) == {"job", "pid", "criu", "criu_passed_over", "tracked", "copied"}
     assert (first["copied"]["number"], first["tracked"]["base"]) == (1, None)
-    assert PAGES <= first["copied"]["pages"] <= PAGES + FEW
+    assert PAGES <= first["copied"]["pages"] <= PAGES + FEW_PAGES
     for number in (2, 3):
         target.write()
         round_ = copied(crckpt, target)["copied"]
         assert round_["number"] == number
-        assert len(target.written()) <= round_["pages"] <= len(target.written()) + FEW
+        assert len(target.written()) <= round_["pages"] <= len(target.written()) + FEW_PAGES
         assert round_["bytes"] == round_["pages"] * PAGE
     assert len(staged(crckpt.store / "tmp")) == 3
     checksum = target.write()
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
     assert (result["tracked"]["rounds"], result["tracked"]["base"]) == (3, None)
-    assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW
+    assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW_PAGES
     assert result["checkpoint"]["parent"] is None
     assert_complete(crckpt, result["checkpoint"]["id"], target)
     assert list((crckpt.store / "tmp").iterdir()) == [], "the rounds are in the checkpoint"
@@ -93,12 +93,12 @@ def test_base_of_a_round_can_be_removed(crckpt: Crckpt, target: Target) -> None:
     target.write()
     round_ = copied(crckpt, target)
     assert round_["tracked"]["base"] == first
-    assert round_["copied"]["pages"] <= len(target.written()) + FEW
+    assert round_["copied"]["pages"] <= len(target.written()) + FEW_PAGES
     checksum = target.write()
     result = dump_incrementally(crckpt, target)
     assert (result["tracked"]["rounds"], result["tracked"]["base"]) == (1, first)
     assert result["checkpoint"]["parent"] == first
-    assert result["checkpoint"]["statistics"]["inherited_pages"] >= PAGES - 2 * len(target.written()) - FEW
+    assert result["checkpoint"]["statistics"]["inherited_pages"] >= PAGES - 2 * len(target.written()) - FEW_PAGES
     crckpt.run("rm", first)
     crckpt.run("gc")
     crckpt.run("verify", "--all")
@@ -116,7 +116,7 @@ def test_pre_copy_runs_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
         assert rounds[0]["pages"] >= (PAGES if base is None else len(target.written()))
         assert result["tracked"]["rounds"] == len(rounds)
         assert (result["tracked"]["base"] is None) == (base is None)
-        assert result["tracked"]["written_pages"] <= FEW
+        assert result["tracked"]["written_pages"] <= FEW_PAGES
         assert all(0 < one["frozen_ms"] < one["ms"] for one in rounds)
         assert_complete(crckpt, result["checkpoint"]["id"], target)
         assert list((crckpt.store / "tmp").iterdir()) == []
@@ -329,7 +329,7 @@ def test_damaged_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target) 
     assert error["message"].endswith("no checkpoint was made; the tree runs on")
     assert error["hint"] == "try again: the next dump of this tree is full"
     result = dump_incrementally(crckpt, target)
-    assert result["tracked"]["why_full"] == UNCOMMITTED
+    assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -452,7 +452,7 @@ def test_memory_unreadable_during_a_round_is_in_the_dump(crckpt: Crckpt, target:
     target.send_signal(signal.SIGIO)
     round_ = copied(crckpt, target)
     is_left = round_["tracked"]["tracker"] == UffdWp.name
-    assert (round_["copied"]["pages"] <= FEW) == is_left
+    assert (round_["copied"]["pages"] <= FEW_PAGES) == is_left
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == 1
     assert_complete(crckpt, result["checkpoint"]["id"], target)
@@ -478,7 +478,7 @@ def test_full_disk_ends_only_the_round(target: Target, tmp_path: Path) -> None:
         wait_for(lambda: not staged(tmp_path / "store/tmp"), 60, "what was copied, which is of no use, to make room")
         (tmp_path / "store/filler").unlink()
         result = dump_incrementally(crckpt, target)
-        assert result["tracked"]["why_full"] == UNCOMMITTED
+        assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
         assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -515,7 +515,7 @@ def test_interrupted_round_makes_the_next_dump_full(crckpt: Crckpt, target: Targ
     target.look()
     result = dump_incrementally(crckpt, target)
     if result["tracked"]["rounds"] == 0:
-        assert (result["tracked"]["rounds"], result["tracked"]["why_full"]) == (0, UNCOMMITTED)
+        assert (result["tracked"]["rounds"], result["tracked"]["why_full"]) == (0, UNCOMMITTED_REASON)
         assert staged(crckpt.store / "tmp") == []
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 

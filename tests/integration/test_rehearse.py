@@ -24,12 +24,12 @@ FAILED: Final = 25
 REFUSED: Final = 24
 INTERRUPTED: Final = 130
 WITHIN_S: Final = 60
-BRIEFLY: Final = ("--seconds", "0.4")
+SHORT_REHEARSAL: Final = ("--seconds", "0.4")
 ADDRESS: Final = "10.77.1.2"
 
 PROBE: Final = "sleep 61.5"
 
-GREETED: Final = """
+GREETING_PROBE: Final = """
 import socket, sys
 from pathlib import Path
 for host, port in zip(("127.0.0.1", "::1"), Path(sys.argv[1], "ports").read_text().split()):
@@ -80,7 +80,7 @@ def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
     """The ports of the original keep answering. The probe reaches those of the rehearsal."""
     with dumped(crckpt, BY_NAME["tcp-listen"]) as tree:
         script = tree.workdir / "greeted.py"
-        script.write_text(GREETED)
+        script.write_text(GREETING_PROBE)
         words = ("--probe", f"{PYTHON} {script} {tree.workdir}", "--json", "--seconds", "1")
         with crckpt.start("rehearse", JOB, *words) as rehearsal:
             while rehearsal.poll() is None:
@@ -112,7 +112,7 @@ def test_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
         assert echoed(client)
         crckpt.run("dump", str(tree.pid), JOB, "--tcp", "keep")
         with traceless(crckpt):
-            output = crckpt.run("rehearse", JOB, *BRIEFLY).out
+            output = crckpt.run("rehearse", JOB, *SHORT_REHEARSAL).out
         assert "1 TCP connection closed" in output
         assert echoed(client)
 
@@ -320,7 +320,7 @@ def dumped(crckpt: Crckpt, case: Case) -> Iterator[Tree]:
 
 def rehearsed(crckpt: Crckpt, *words: str, status: int = 0) -> dict[str, Any]:
     """The result's document."""
-    seconds = () if "--seconds" in words else BRIEFLY
+    seconds = () if "--seconds" in words else SHORT_REHEARSAL
     result: dict[str, Any] = crckpt.run("rehearse", JOB, "--json", *seconds, *words, status=status).document["result"]
     return result
 

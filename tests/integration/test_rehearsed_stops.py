@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 FAILED: Final = 21
 REFUSED: Final = 24
 WITHIN_S: Final = 60
-REHEARSED: Final = ("--stop", "--rehearse")
+REHEARSED_STOP: Final = ("--stop", "--rehearse")
 
 
 @pytest.mark.parametrize("name", ["family", "growing-log", "unix-sockets", "tcp-pair", "deleted-files", "sysv-ipc"])
@@ -26,7 +26,7 @@ def test_tree_is_ended_after_its_rehearsal(crckpt: Crckpt, name: str) -> None:
     case = BY_NAME[name]
     with started(case) as tree:
         before = tree.counters()
-        words = ("dump", str(tree.pid), JOB, *REHEARSED, *(("--tcp", case.tcp) if case.tcp else ()))
+        words = ("dump", str(tree.pid), JOB, *REHEARSED_STOP, *(("--tcp", case.tcp) if case.tcp else ()))
         output = crckpt.run(*words).out
         assert "rehearsed: restored in isolation in " in output
         tree.wait_gone()
@@ -35,7 +35,7 @@ def test_tree_is_ended_after_its_rehearsal(crckpt: Crckpt, name: str) -> None:
 
 
 def test_json_output_reports_the_rehearsal(crckpt: Crckpt) -> None:
-    for words, is_rehearsed in ((REHEARSED, True), (("--stop",), False)):
+    for words, is_rehearsed in ((REHEARSED_STOP, True), (("--stop",), False)):
         with started(BY_NAME["counter"]) as tree:
             result = crckpt.run("dump", str(tree.pid), JOB, *words, "--json").document["result"]
             assert result["rehearsed"] is is_rehearsed
@@ -90,7 +90,7 @@ def test_terminal_is_reported_before_the_freeze(crckpt: Crckpt) -> None:
     master, slave = os.openpty()
     try:
         with remote(slave) as program_:
-            words = ("dump", str(program_.pid), JOB, *REHEARSED)
+            words = ("dump", str(program_.pid), JOB, *REHEARSED_STOP)
             for more in ((), ("--dry-run",)):
                 error = crckpt.run(*words, *more, status=REFUSED).err
                 assert "needs one, which a rehearsal does not have" in error
@@ -104,7 +104,7 @@ def test_terminal_is_reported_before_the_freeze(crckpt: Crckpt) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
     with started(BY_NAME["family"]) as tree:
-        dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
+        dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED_STOP)
         wait_for(lambda: bool(rehearsal_inits()), WITHIN_S, "the rehearsal")
         dump.send_signal(number)
         error = dump.communicate(timeout=WITHIN_S)[1]
@@ -114,13 +114,13 @@ def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.
         tree.wait_growth(tree.counters())
         assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
         # The next dump removes what the killed dump left behind, and succeeds.
-        crckpt.run("dump", str(tree.pid), JOB, *REHEARSED)
+        crckpt.run("dump", str(tree.pid), JOB, *REHEARSED_STOP)
 
 
 def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
     """A rehearsal may take minutes, and the dumps share the store."""
     with started(BY_NAME["family"]) as tree, started(BY_NAME["counter"]) as other:
-        dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
+        dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED_STOP)
         wait_for(lambda: bool(rehearsal_inits()), WITHIN_S, "the rehearsal")
         dump.send_signal(signal.SIGSTOP)
         crckpt.run("dump", str(other.pid), "other", CRCKPT_LOCK_S="0.1")
@@ -141,7 +141,7 @@ def rehearsal_inits() -> list[int]:
 
 def assert_runs_on(crckpt: Crckpt, pid: int, reason: str, *words: str) -> None:
     """A rehearsed stop of this tree fails for this reason, and leaves the tree and nothing else."""
-    error = crckpt.run("dump", str(pid), JOB, *REHEARSED, *words, status=FAILED).err
+    error = crckpt.run("dump", str(pid), JOB, *REHEARSED_STOP, *words, status=FAILED).err
     assert "the rehearsal failed: " in error
     assert reason in error
     assert "no checkpoint was made; the tree runs on" in error

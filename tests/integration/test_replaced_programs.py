@@ -21,7 +21,7 @@ from trees import wait_for
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
-EXECS = """
+PROGRAM_WITH_A_CHILD_THAT_EXECS = """
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 if os.fork() == 0:
@@ -36,7 +36,7 @@ class Family:
 
     def __init__(self) -> None:
         null = subprocess.DEVNULL
-        argv = [sys.executable, "-c", EXECS]
+        argv = [sys.executable, "-c", PROGRAM_WITH_A_CHILD_THAT_EXECS]
         self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
         self.pid = self._process.pid
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
@@ -111,11 +111,13 @@ def missing(family: Family, tmp_path: Path) -> Path:
     return once(family, tmp_path, f'{words}; [ -z "$base" ] || {cut}')
 
 
-MISFIT = "does not match what was copied before: the parent of this incremental checkpoint is missing, damaged, or "
-STOP = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop"])
+MISFIT_MESSAGE = (
+    "does not match what was copied before: the parent of this incremental checkpoint is missing, damaged, or "
+)
+EACH_DUMP_MODE = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop"])
 
 
-@STOP
+@EACH_DUMP_MODE
 def test_child_that_execs_during_a_dump_is_restored_as_its_new_program(
     crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -143,7 +145,7 @@ def test_child_that_execs_during_a_round_is_restored_as_its_new_program(
     family.is_restored(crckpt)
 
 
-@STOP
+@EACH_DUMP_MODE
 def test_dump_that_does_not_fit_its_base_is_repeated(
     crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -154,7 +156,7 @@ def test_dump_that_does_not_fit_its_base_is_repeated(
     assert second["tracked"]["base"] is None
     why = second["tracked"]["why_full"]
     assert why.startswith(f"what CRIU found of process {family.child} (python"), why
-    assert MISFIT in why
+    assert MISFIT_MESSAGE in why
     if not words:
         assert family.dumped(crckpt, *criu)["tracked"]["base"] == second["checkpoint"]["id"]
     family.is_restored(crckpt, "python")

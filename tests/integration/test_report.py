@@ -24,13 +24,13 @@ IN_ENVIRONMENT, IN_COMMAND_LINE, IN_NOTE, HOST = "swordfish-1", "swordfish-2", "
 IN_MEMORY = random.Random("").randbytes(64)
 """With what a test program's memory begins: see selfcheck.py."""
 # Python leaves alone an option -X that it does not know.
-SECRETIVE = Case(
+PROGRAM_WITH_SECRETS = Case(
     "secretive",
     ("/usr/bin/env", f"KEY={IN_ENVIRONMENT}", PYTHON, "-X", IN_COMMAND_LINE, f"{PROGRAMS}/counter.py", "{workdir}"),
 )
 CAUSE = "(00.1) Error (criu/pstree.c:304): Found dangling tty with sid 7 pgid 7"
 LOG = f"(00.000078) Running on {HOST} Linux 6.1 x86_64\n{CAUSE}\n"
-ALWAYS = ["report.json", "versions.json", "host.json", "configuration.json", "doctor.json"]
+FILES_OF_EVERY_REPORT = ["report.json", "versions.json", "host.json", "configuration.json", "doctor.json"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Secretive:
 def secretive(tmp_path_factory: pytest.TempPathFactory) -> Secretive:
     """Made on a host of a name that is found again."""
     crckpt = Crckpt(tmp_path_factory.mktemp("report") / "store")
-    with started(SECRETIVE) as tree:
+    with started(PROGRAM_WITH_SECRETS) as tree:
         words = ("dump", str(tree.pid), "job", "--note", IN_NOTE)
         _on_host(crckpt, *words)
         made = Secretive(crckpt, tree.pid, tree.workdir)
@@ -85,7 +85,7 @@ def test_report_contains_no_secrets(secretive: Secretive) -> None:
     assert list(members) == [
         "report.json",
         *(f"checkpoint/{name}.json" for name in ("manifest", "processes", "files", "sockets")),
-        *ALWAYS[1:],
+        *FILES_OF_EVERY_REPORT[1:],
         "store.json",
     ]
 
@@ -149,7 +149,7 @@ def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
     subprocess.run(words, input=LOG.encode(), env=crckpt.environment, check=True, capture_output=True)
     for name in ("file.tar.gz", "stdin.tar.gz"):
         members = _members(Path(name))
-        assert list(members) == ["report.json", "log/criu.log", "log/explained.json", *ALWAYS[1:]]
+        assert list(members) == ["report.json", "log/criu.log", "log/explained.json", *FILES_OF_EVERY_REPORT[1:]]
         assert members["log/criu.log"].decode() == LOG.replace(HOST, "(host name)")
         explained = json.loads(members["log/explained.json"])
         assert "session whose leader is outside" in explained["what"]
@@ -161,7 +161,7 @@ def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
 def test_missing_store_is_skipped(crckpt: Crckpt) -> None:
     result = crckpt.run("report", "--output", "it.tar.gz", "--json").document["result"]
     members = _members(Path("it.tar.gz"))
-    assert list(members) == ALWAYS
+    assert list(members) == FILES_OF_EVERY_REPORT
     assert [failed["part"] for failed in result["failed"]] == ["store"]
     assert json.loads(members["report.json"])["failed"] == result["failed"]
     assert "skipped: store: " in crckpt.run("report").out
@@ -193,7 +193,7 @@ def test_report_on_a_damaged_checkpoint_names_what_is_missing(secretive: Secreti
     assert failed == ["manifest", "contents"]
     (crckpt.store / "store.json").write_text("broken")
     members, failed = _reported(crckpt, "job", 3)
-    assert list(members) == ALWAYS
+    assert list(members) == FILES_OF_EVERY_REPORT
     assert failed == ["manifest", "contents", "store"]
 
 

@@ -18,7 +18,7 @@ from trees import PROGRAMS, PYTHON, Tree, open_workdir, runs, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
-OBEDIENT = program("record_signals")
+SIGNAL_RECORDER = program("record_signals")
 STATUS = 13
 REFUSED = 24
 WITHIN_S = 60
@@ -27,7 +27,7 @@ WITHIN_S = 60
 @pytest.fixture
 def tree(crckpt: Crckpt) -> Iterator[Tree]:
     """A program that notes signals, checkpointed and ended."""
-    with stopped(crckpt, OBEDIENT) as tree:
+    with stopped(crckpt, SIGNAL_RECORDER) as tree:
         yield tree
 
 

@@ -22,7 +22,7 @@ from crckpt.store.format.pack import open_pack
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 INTEGRITY: Final = 13
-KEPT: Final = ("--written", "keep")
+KEEP_WRITTEN_FILES: Final = ("--written", "keep")
 FAILED: Final = 23
 REFUSED: Final = 24
 INTERRUPTED: Final = 130
@@ -184,12 +184,14 @@ def test_or_older_restores_an_older_checkpoint(crckpt: Crckpt) -> None:
         os.truncate(log, _size_then(crckpt, ids[0], log))
         _damage(crckpt, ids[2])
         assert "does not match" in crckpt.run("restore", JOB, "--detach", status=INTEGRITY).err
-        assert "had" in crckpt.run("restore", f"{JOB}~1", "--detach", "--or-older", *KEPT, "--dry-run").out
-        planned = crckpt.run("restore", JOB, "--detach", "--or-older", *KEPT, "--dry-run").out
+        assert (
+            "had" in crckpt.run("restore", f"{JOB}~1", "--detach", "--or-older", *KEEP_WRITTEN_FILES, "--dry-run").out
+        )
+        planned = crckpt.run("restore", JOB, "--detach", "--or-older", *KEEP_WRITTEN_FILES, "--dry-run").out
         damaged, unfit = (line for line in planned.splitlines() if line.startswith("skipped"))
         assert damaged.startswith(f"skipped: checkpoint {ids[2][:12]} is damaged: ")
         assert unfit.startswith(f"skipped {ids[1][:12]}: {log} has")
-        result = crckpt.run("restore", JOB, "--detach", "--or-older", *KEPT, "--json").document["result"]
+        result = crckpt.run("restore", JOB, "--detach", "--or-older", *KEEP_WRITTEN_FILES, "--json").document["result"]
         assert result["checkpoint"]["id"] == ids[0]
         assert [passed["id"] for passed in result["passed_over"]] == [ids[2], ids[1]]
         assert "does not match" in result["passed_over"][0]["reason"]

@@ -31,7 +31,7 @@ REFUSED: Final = 24
 MEBIBYTE: Final = 1 << 20
 ADDRESS: Final = "192.0.2.7"
 # CRIU makes the end that sends first: it has the lower descriptor.
-FULL: Final = """
+FULL_CONNECTION: Final = """
 import socket
 listener = socket.create_server((%r, 0), family=socket.AF_INET6 if ":" in %r else socket.AF_INET)
 sending = socket.create_connection(listener.getsockname()[:2])
@@ -39,16 +39,16 @@ reading, _ = listener.accept()
 sending.setblocking(False)
 answer = sending.send(bytes(range(256)) * (1 << 14))
 """
-READ: Final = """
+READ_STATEMENTS: Final = """
 reading.settimeout(30)
 got = b""
 while len(got) < %d:
     got += reading.recv(1 << 20)
 answer = got == (bytes(range(256)) * (1 << 14))[:len(got)]
 """
-PRIVATELY: Final = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
+IN_PRIVATE_MOUNTS: Final = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 GROUPS: Final = Path("/sys/fs/cgroup")
-CONTROL: Final = """Package: crckpt-held
+PACKAGE_CONTROL_FILE: Final = """Package: crckpt-held
 Version: {version}
 Architecture: all
 Maintainer: nobody <nobody@example.invalid>
@@ -59,7 +59,7 @@ Description: a library
 def test_host_name_that_cannot_be_set_is_refused(crckpt: Crckpt) -> None:
     """CRIU sets the host name of a UTS namespace in /proc/sys, which is read-only in a container."""
     case = Case("uts", ("unshare", "--uts", PYTHON, "{programs}/counter.py", "{workdir}"))
-    inside = Crckpt(crckpt.store, (*PRIVATELY, 'mount -o bind,ro /proc/sys /proc/sys; exec "$@"', "sh"))
+    inside = Crckpt(crckpt.store, (*IN_PRIVATE_MOUNTS, 'mount -o bind,ro /proc/sys /proc/sys; exec "$@"', "sh"))
     with stopped(crckpt, case) as tree:
         before = tree.counters()
         dry, done = (
@@ -108,7 +108,7 @@ def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> 
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
         script = f'mount --bind {lesser} /proc/cpuinfo; exec "$@"'
-        restore = (*PRIVATELY, script, "-", str(PROGRAM), "restore", JOB, "--detach")
+        restore = (*IN_PRIVATE_MOUNTS, script, "-", str(PROGRAM), "restore", JOB, "--detach")
         assert "this CPU lacks sse4_2" in _result_of(_run(crckpt, *restore), REFUSED).err
         # Who knows that the program does without may say so.
         _result_of(_run(crckpt, *restore, "--no-preflight"), 0)
@@ -188,7 +188,7 @@ def test_missing_address_is_reported(crckpt: Crckpt) -> None:
 def test_connections_within_the_tree_need_no_lock_of_the_dump(crckpt: Crckpt, address: str) -> None:
     """A reboot removes it, and so does a restore. What a full connection holds is sent before its other end exists."""
     with remote() as program:
-        sent = program.ask(FULL % (address, address))
+        sent = program.ask(FULL_CONNECTION % (address, address))
         crckpt.run("dump", str(program.pid), JOB, "--stop", "--tcp", "keep")
         program.wait_gone()
         (checkpoint,) = Repository.open(crckpt.store).checkpoints()
@@ -196,7 +196,7 @@ def test_connections_within_the_tree_need_no_lock_of_the_dump(crckpt: Crckpt, ad
         assert packet_filter.lift_lock(checkpoint.run_id)
         crckpt.run("restore", JOB, "--detach")
         assert packet_filter.find_removal(checkpoint.run_id) is None
-        assert program.ask(READ % sent) is True
+        assert program.ask(READ_STATEMENTS % sent) is True
 
 
 def test_connections_need_a_capability_only_to_be_kept(crckpt: Crckpt) -> None:
@@ -236,7 +236,9 @@ def test_missing_kernel_features_and_used_ports_are_reported(crckpt: Crckpt) -> 
         before = tree.counters()
         port = int((tree.workdir / "port").read_text())
         without = 'mount -t tmpfs none /proc/sys/kernel/seccomp; exec "$@"'
-        result = _result_of(_run(crckpt, *PRIVATELY, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
+        result = _result_of(
+            _run(crckpt, *IN_PRIVATE_MOUNTS, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED
+        )
         assert "a seccomp filter of the tree cannot be restored" in result.err
         assert "CONFIG_SECCOMP_FILTER" in result.err
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
@@ -270,13 +272,13 @@ class Database:
     def do(self, crckpt: Crckpt | None, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a program that sees these records for the system's."""
         script = f'mount --bind {self._known} /var/lib/dpkg; mount --bind {self._log} /var/log; exec "$@"'
-        return _run(crckpt, *PRIVATELY, script, "-", *words)
+        return _run(crckpt, *IN_PRIVATE_MOUNTS, script, "-", *words)
 
 
 def _package(place: Path, library: Path, version: str) -> Path:
     tree = place / version
     (tree / "DEBIAN").mkdir(parents=True)
-    (tree / "DEBIAN/control").write_text(CONTROL.format(version=version))
+    (tree / "DEBIAN/control").write_text(PACKAGE_CONTROL_FILE.format(version=version))
     inside = tree / library.relative_to("/")
     inside.parent.mkdir(parents=True)
     source = place / "held.c"

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 ENDED = 14
 REFUSED = 24
 WITHIN_S = 60
-OF_A_SHELL = Case("of a shell", ("sh", "-c", f"{PYTHON} {{programs}}/counter.py {{workdir}} & wait"))
+PROGRAM_OF_A_SHELL = Case("of a shell", ("sh", "-c", f"{PYTHON} {{programs}}/counter.py {{workdir}} & wait"))
 
 
 @contextmanager
 def job_of_a_shell(crckpt: Crckpt, pidfile: Path) -> Iterator[tuple[Tree, int]]:
     """A program in the session of its shell, checkpointed by its pidfile and ended; with its PID."""
-    with started(OF_A_SHELL) as tree:
+    with started(PROGRAM_OF_A_SHELL) as tree:
         (program,) = psutil.Process(tree.pid).children()
         pidfile.write_text(str(program.pid))
         crckpt.run("dump", f"pidfile:{pidfile}", JOB, "--stop")

@@ -24,7 +24,7 @@ MNT_DETACH: Final = 2
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 WITHIN_S: Final = 40
 FAILED, REFUSED, INTERRUPTED = 21, 24, 130
-QUICKLY: Final = {"CRCKPT_QUIET_S": "2", "CRCKPT_PATIENCE_S": "1"}
+SHORT_LIMITS: Final = {"CRCKPT_QUIET_S": "2", "CRCKPT_PATIENCE_S": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def tree_on_fuse(kind: str) -> Iterator[Tree]:
 def silent_in_dump(crckpt: Crckpt, tree: Tree, how: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A dump whose file system becomes silent after the preflight and before the freeze."""
     crckpt.run("dump", str(tree.pid), "job")
-    dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT="hold.commit", **QUICKLY)
+    dump = crckpt.start("dump", str(tree.pid), "job", *words, CRCKPT_STOP_AT="hold.commit", **SHORT_LIMITS)
     at_work: list[psutil.Process] = []
     try:
         wait_for(lambda: bool(_stopped(dump.pid)), ENDS_WITHIN_S, "crckpt to stop")
@@ -123,7 +123,7 @@ def test_dump_of_a_silent_file_system_is_refused(crckpt: Crckpt, kind: str) -> N
     """crckpt itself waits for the file system while it examines the tree."""
     with tree_on_fuse(kind) as tree:
         (tree.workdir / "silent").write_text("silent")
-        dump = crckpt.start("dump", str(tree.pid), "job", **QUICKLY)
+        dump = crckpt.start("dump", str(tree.pid), "job", **SHORT_LIMITS)
         _, error = dump.communicate(timeout=WITHIN_S)
         assert dump.returncode in (FAILED, REFUSED), error
         assert re.search(r"(did|does) not answer", error), error
@@ -140,7 +140,7 @@ def test_restore_onto_a_silent_file_system_ends_with_a_hint(
     with tree_on_fuse(kind) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--stop")
         (tree.workdir / "silent").write_text(how)
-        restore = crckpt.start(*words, "job", **QUICKLY)
+        restore = crckpt.start(*words, "job", **SHORT_LIMITS)
         out, error = restore.communicate(timeout=WITHIN_S)
         assert restore.returncode not in (0, 1), out + error
         assert re.search(r"(did|does) not answer", error), error
@@ -166,7 +166,7 @@ def test_memory_with_an_unserved_userfaultfd_does_not_block_the_dump(crckpt: Crc
     """Nobody serves the userfaultfd, which is outside the tree; its pages were never used."""
     kind = "unserved_memory"
     with started(Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))) as tree:
-        dump = crckpt.start("dump", str(tree.pid), "job", "--no-preflight", "--force", *words, **QUICKLY)
+        dump = crckpt.start("dump", str(tree.pid), "job", "--no-preflight", "--force", *words, **SHORT_LIMITS)
         out, error = dump.communicate(timeout=WITHIN_S)
         assert dump.returncode == 0, out + error
         if "--stop" not in words:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 REFUSED: Final = 24
 WITHIN_S: Final = 60
-_ACCEPTS: Final = "link, _ = listener.accept(); answer = link.recv(100); link.sendall(b'heard')"
+_ACCEPT_STATEMENTS: Final = "link, _ = listener.accept(); answer = link.recv(100); link.sendall(b'heard')"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_running_tree_keeps_its_pending_client(crckpt: Crckpt, server: Remote, c
     """Only the checkpoint lacks the client."""
     assert client.send(b"hello") == 5
     crckpt.run("dump", str(server.pid), JOB, "--skip-in-flight")
-    assert server.ask(_ACCEPTS) == b"hello"
+    assert server.ask(_ACCEPT_STATEMENTS) == b"hello"
     assert client.recv(100) == b"heard"
 
 
@@ -70,7 +70,7 @@ def test_pre_copy_round_accepts_pending_connections(crckpt: Crckpt, server: Remo
 def _served(server: Remote) -> None:
     with _connected(server) as another:
         another.sendall(b"another")
-        assert server.ask(_ACCEPTS) == b"another"
+        assert server.ask(_ACCEPT_STATEMENTS) == b"another"
         assert another.recv(100) == b"heard"
 
 

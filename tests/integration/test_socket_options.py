@@ -41,12 +41,19 @@ KINDS: Final = (
     "netlink",
     "packet",
 )
-OF_CONNECTION: Final = ("SO_INCOMING_CPU", "TCP_MAXSEG", "TCP_FASTOPEN", "TCP_FASTOPEN_NO_COOKIE")
+CONNECTION_OPTIONS: Final = ("SO_INCOMING_CPU", "TCP_MAXSEG", "TCP_FASTOPEN", "TCP_FASTOPEN_NO_COOKIE")
 """They follow the traffic, or say nothing any more."""
 
-NEWER: Final = {"SO_INQ", "TCP_RTO_MAX_MS", "TCP_RTO_MIN_US", "TCP_DELACK_MAX_US", "SO_PASSRIGHTS", "SO_RCVPRIORITY"}
+NEWER_OPTIONS: Final = {
+    "SO_INQ",
+    "TCP_RTO_MAX_MS",
+    "TCP_RTO_MIN_US",
+    "TCP_DELACK_MAX_US",
+    "SO_PASSRIGHTS",
+    "SO_RCVPRIORITY",
+}
 """Options that not all kernels have."""
-UNSETTABLE: Final = {"SO_BUSY_POLL_BUDGET", "PACKET_TX_HAS_OFF"}
+UNSETTABLE_OPTIONS: Final = {"SO_BUSY_POLL_BUDGET", "PACKET_TX_HAS_OFF"}
 """Options that hardware or another option must allow."""
 
 
@@ -79,7 +86,7 @@ def read_options(tree: Tree) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_socket_options_are_restored(restored_options: Asked, kind: str) -> None:
     """Memberships, and a filter that is locked, too."""
-    ignored = OF_CONNECTION if "connected" in kind else ()
+    ignored = CONNECTION_OPTIONS if "connected" in kind else ()
     before, after = (
         {name: value for name, value in values[kind].items() if name not in ignored}
         for values in (restored_options.before, restored_options.after)
@@ -90,7 +97,11 @@ def test_socket_options_are_restored(restored_options: Asked, kind: str) -> None
 
 def test_each_socket_option_has_a_test_value(restored_options: Asked) -> None:
     unusual = {name for names in restored_options.unusual.values() for name in names}
-    assert OPTIONS.keys() - unusual - NEWER - UNSETTABLE <= {"SO_LOCK_FILTER", "SO_TIMESTAMP", "SO_TIMESTAMPNS"}
+    assert OPTIONS.keys() - unusual - NEWER_OPTIONS - UNSETTABLE_OPTIONS <= {
+        "SO_LOCK_FILTER",
+        "SO_TIMESTAMP",
+        "SO_TIMESTAMPNS",
+    }
     assert restored_options.before["udp4-filtered"]["SO_LOCK_FILTER"] == 1
     assert len(restored_options.before["udp4-member"]["memberships"]) == 3
     assert len(restored_options.before["udp6-member"]["memberships"]) == 4

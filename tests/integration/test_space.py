@@ -22,9 +22,9 @@ FILLED_WITHIN_S: Final = 60
 # The sample and the rest of the program vary.
 ABOUT_50: Final = "(?:4[789]|5[0123]) MiB"
 
-RANDOM: Final = "os.urandom(48 << 20)"
-SOFT: Final = "bytes(range(256)) * (48 << 12)"
-REPEATED: Final = "os.urandom(16 << 20) * 3"
+RANDOM_BYTES: Final = "os.urandom(48 << 20)"
+COMPRESSIBLE_BYTES: Final = "bytes(range(256)) * (48 << 12)"
+REPEATED_BYTES: Final = "os.urandom(16 << 20) * 3"
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def is_empty(crckpt: Crckpt, elsewhere: Path | None = None) -> bool:
 
 
 def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None:
-    with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(RANDOM, tmp_path) as pid:
+    with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
         output = crckpt.run("doctor", pid, status=REFUSED).out
         assert output.startswith(f"PID {pid} cannot be checkpointed: 1 blocker\n")
         for words in (("--dry-run",), ()):
@@ -67,7 +67,7 @@ def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None
             assert is_empty(crckpt)
 
 
-@pytest.mark.parametrize("memory", [SOFT, REPEATED], ids=["compressible", "repeated"])
+@pytest.mark.parametrize("memory", [COMPRESSIBLE_BYTES, REPEATED_BYTES], ids=["compressible", "repeated"])
 def test_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
     """Much less is stored than the images have bytes."""
     with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(memory, tmp_path) as pid:
@@ -77,7 +77,7 @@ def test_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
 
 
 def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_path: Path, elsewhere: Path) -> None:
-    with store_on_disk(tmp_path / "store", "20m") as crckpt, holding(RANDOM, tmp_path) as pid:
+    with store_on_disk(tmp_path / "store", "20m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
         words = ("dump", pid, "--staging", str(elsewhere), "--json")
         for more in ((), ("--dry-run",), ("--stop",)):
             error = crckpt.run(*words, *more, status=REFUSED).document["error"]
@@ -94,7 +94,7 @@ def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_pat
 
 def test_uncertain_space_is_tried_with_a_warning_in_dry_runs(tmp_path: Path, elsewhere: Path) -> None:
     """A sample cannot show that the store will surely be full."""
-    with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM, tmp_path) as pid:
+    with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
         output = crckpt.run(*words, "--dry-run").out
         risk = f"the store will probably be full during the dump: the checkpoint adds about {ABOUT_50}, but "
@@ -106,7 +106,7 @@ def test_uncertain_space_is_tried_with_a_warning_in_dry_runs(tmp_path: Path, els
 
 
 def test_only_new_pages_need_space(tmp_path: Path, elsewhere: Path) -> None:
-    with store_on_disk(tmp_path / "store", "64m") as crckpt, holding(RANDOM, tmp_path) as pid:
+    with store_on_disk(tmp_path / "store", "64m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
         crckpt.run(*words)
         crckpt.run(*words)
@@ -115,7 +115,7 @@ def test_only_new_pages_need_space(tmp_path: Path, elsewhere: Path) -> None:
 
 def test_file_size_limit_is_raised_or_refused(tmp_path: Path) -> None:
     """The limit would kill CRIU in the freeze. crckpt raises it, or refuses without the right to do so."""
-    with holding(RANDOM, tmp_path) as pid:
+    with holding(RANDOM_BYTES, tmp_path) as pid:
         Crckpt(tmp_path / "store", ("prlimit", "--fsize=8388608:")).run("dump", pid)
         unprivileged = (
             "prlimit",

@@ -18,7 +18,7 @@ from trees import NOBODY, PYTHON, started, wait_for
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 LINGERS_S: Final = 25
-STRANGER: Final = r"""
+STRANGER_PROGRAM: Final = r"""
 import array, os, re, socket, struct, sys
 
 def lingering():
@@ -79,7 +79,7 @@ def stranger(report: Path, *pids: int) -> Iterator[None]:
     It writes which sockets it has reached.
     """
     with report.open("w") as file:
-        words = (PYTHON, "-c", STRANGER, f"{NOBODY}", *map(str, pids))
+        words = (PYTHON, "-c", STRANGER_PROGRAM, f"{NOBODY}", *map(str, pids))
         program = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, start_new_session=True)
         try:
             wait_for(lambda: "ready" in report.read_text(), 30, "the stranger to start")

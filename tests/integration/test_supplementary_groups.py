@@ -14,7 +14,7 @@ from trees import NOBODY, Case
 
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
-OURS: Final = ("setpriv", "--groups=0,4")
+WITH_GROUPS_0_AND_4: Final = ("setpriv", "--groups=0,4")
 
 
 def words(user: int, groups: str) -> tuple[str, ...]:
@@ -35,14 +35,14 @@ def test_restored_program_has_its_own_groups(crckpt: Crckpt, user: int, groups: 
     case = program("threads")
     with stopped(crckpt, Case("groups", (*words(user, groups.replace(" ", ",")), *case.argv), user=user)) as tree:
         before = tree.counters()
-        replace(crckpt, before=OURS).run("restore", JOB, "--detach")
+        replace(crckpt, before=WITH_GROUPS_0_AND_4).run("restore", JOB, "--detach")
         tree.wait_growth(before)
         assert groups_of(tree.pid) == {groups}
 
 
 def test_program_in_a_new_pid_namespace_has_its_own_groups(crckpt: Crckpt) -> None:
     case = program("threads")
-    ours = replace(crckpt, before=OURS)
+    ours = replace(crckpt, before=WITH_GROUPS_0_AND_4)
     with stopped(crckpt, Case("groups", (*words(NOBODY, ""), *case.argv), user=NOBODY)):
         with detached_in_namespace(ours) as init:
             (pid,) = psutil.Process(init).children()

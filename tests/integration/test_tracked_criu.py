@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from oracle import find_criu
-from rounds import FEW, PAGE, PAGES, Target
+from rounds import FEW_PAGES, PAGE, PAGES, Target
 
 from crckpt.host import proc
 from crckpt.images.pagemap import IN_PARENT, PRESENT, PageMap, read_pagemap
@@ -93,7 +93,7 @@ def test_second_dump_contains_only_changed_pages(target: Target, tmp_path: Path,
     assert dumped(target, tracker, second, "dump", "--leave-running", parent=first, name=way).base == RoundBase(first)
     assert pages(second, target.pid, PRESENT, target.area) == target.written()
     assert pages(second, target.pid, IN_PARENT, target.area) == set(range(PAGES)) - target.written()
-    assert pagemap(second, target.pid).present <= len(target.written()) + FEW
+    assert pagemap(second, target.pid).present <= len(target.written()) + FEW_PAGES
     tracker.close()
     assert restored(target, second) == checksum
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from oracle import EVERY_PAGE_IS_NEW, NO_RSEQ, NOT_THERE, Oracle, churning, compile_program
+from oracle import EVERY_PAGE_IS_NEW, MISSING_PAGE, NO_RSEQ, Oracle, churning, compile_program
 from target_processes import preload_library, reset
 
 from crckpt.helper.calls.remote_calls import take_userfaultfds
@@ -30,16 +30,16 @@ from crckpt.tracking.tracker import Claims, Tracker
 from crckpt.tracking.uffd_wp import UffdWp
 
 SEED: Final = 99
-BETWEEN: Final = 5000
+CHANGES_BETWEEN_DUMPS: Final = 5000
 ROUNDS: Final = 20
 _TRIES: Final = 10
 """A wrong page comes up in one of the first few."""
-WRONG: Final = rf"{NOT_THERE}|wrong pages"
+WRONG_PAGE_MESSAGES: Final = rf"{MISSING_PAGE}|wrong pages"
 
 
 @pytest.fixture
 def oracle(churn: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
-    with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
+    with churning(churn, tmp_path / "work", SEED, CHANGES_BETWEEN_DUMPS) as pid:
         oracle = Oracle(criu, pid, tmp_path / "work")
         yield oracle
         oracle.tracker.close()
@@ -68,7 +68,7 @@ def is_caught(oracle: Oracle, between: Callable[[], object] = lambda: None) -> N
             # Or the tree writes all of it: nothing can be wrong then, until the next round.
             if EVERY_PAGE_IS_NEW in str(error):
                 continue
-            if re.search(WRONG, str(error)) is None:
+            if re.search(WRONG_PAGE_MESSAGES, str(error)) is None:
                 raise
             return
     pytest.fail("no page was wrong")
@@ -159,7 +159,7 @@ def test_oracle_detects_resets_by_a_foreign_userfaultfd(
             if error.errno != errno.EBUSY:
                 raise
 
-    with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
+    with churning(churn, tmp_path / "work", SEED, CHANGES_BETWEEN_DUMPS) as pid:
         if memory_trials.tracks_by_soft_dirty():
             pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
         own = WriteProtection(_take_userfaultfd(pid))
@@ -169,7 +169,7 @@ def test_oracle_detects_resets_by_a_foreign_userfaultfd(
         # The guard itself is taken out: no argument can be without it.
         monkeypatch.setattr(WriteProtection, "register", heedless)
         oracle = Oracle(criu, pid, tmp_path / "work")
-        with pytest.raises(AssertionError, match=WRONG):
+        with pytest.raises(AssertionError, match=WRONG_PAGE_MESSAGES):
             some_rounds(oracle, lambda: reset(pid))
         oracle.tracker.close()
         own.close()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from command import Crckpt
 from incremental import NO_TRACKER
-from oracle import BETWEEN, Oracle, churning, is_passing, seeing, wrong_pages
+from oracle import CHANGES_BETWEEN_DUMPS, Oracle, churning, is_passing, seeing, wrong_pages
 
 from crckpt.model import CheckpointId
 from crckpt.store import Repository, materialise
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER)
 
 SEEDS = int(os.environ.get("CRCKPT_ORACLE_SEEDS", "20"))
 ROUNDS = 5
-ENDING = "the main thread of a process of the tree has ended while other threads run"
+ENDED_MAIN_THREAD = "the main thread of a process of the tree has ended while other threads run"
 
 
 @pytest.mark.parametrize("seed", range(0, SEEDS, 2))
 def test_incremental_images_contain_no_wrong_page(churn: Path, criu: Path, tmp_path: Path, seed: int) -> None:
-    with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
+    with churning(churn, tmp_path / "work", seed, CHANGES_BETWEEN_DUMPS[seed // 2 % len(CHANGES_BETWEEN_DUMPS)]) as pid:
         oracle = Oracle(criu, pid, tmp_path / "work")
         with closing(oracle.tracker):
             for number in range(ROUNDS):
@@ -79,7 +79,7 @@ def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict
         document: dict[str, Any] = json.loads(out)
         if process.returncode == 0:
             return document["result"], refusals > 0
-        if document["error"]["message"].startswith(ENDING):  # seen before CRIU dumped, maybe after rounds
+        if document["error"]["message"].startswith(ENDED_MAIN_THREAD):  # seen before CRIU dumped, maybe after rounds
             continue
         refusals += 1
         assert is_passing("\n".join(document["error"]["causes"]), pid), out
@@ -94,7 +94,7 @@ def test_stored_incremental_dumps_contain_no_wrong_page(
     """A tracker tracks the tree, the parent is a checkpoint, and each checkpoint is compared alone."""
     kept: list[tuple[str, Path]] = []
     full: list[str] = []
-    with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
+    with churning(churn, tmp_path / "work", seed, CHANGES_BETWEEN_DUMPS[seed // 2 % len(CHANGES_BETWEEN_DUMPS)]) as pid:
         for number in range(ROUNDS):
             rounds = ("--pre-copy", "--max-rounds", str(number % 3)) if seed // 2 % 2 and number % 3 else ()
             result, is_anew = dumped(crckpt, pid, wrapper, *(rounds or ("--incremental",)))

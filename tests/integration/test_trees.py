@@ -15,7 +15,7 @@ from crckpt.ops.dump.request import DumpRequest
 from crckpt.preflight.dump.tested_kinds import find_kinds
 from crckpt.store import Repository
 
-AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
+CASES_DUMPED_AGAIN = ("family", "tcp-pair", "maps", "deleted-files")
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -51,7 +51,9 @@ def test_stopped_tree_is_restored(tree: Tree, crckpt: Crckpt) -> None:
     _has_lost_nothing(tree, facts)
 
 
-@pytest.mark.parametrize("tree", [case for case in CASES if case.name in AGAIN], indirect=True, ids=AGAIN)
+@pytest.mark.parametrize(
+    "tree", [case for case in CASES if case.name in CASES_DUMPED_AGAIN], indirect=True, ids=CASES_DUMPED_AGAIN
+)
 def test_restored_tree_can_be_dumped_again(tree: Tree, crckpt: Crckpt) -> None:
     """The second checkpoint of a tree that crckpt itself has started is worth as much as the first."""
     facts = tree.facts()

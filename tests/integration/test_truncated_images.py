@@ -18,7 +18,7 @@ from trees import Tree, started
 pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 ACCEPTED, REFUSALS = 0, (2, 13, 20, 23, 24)
-HARMLESS = frozenset({"stats-dump", "seccomp.img", "timens-0.img"})
+HARMLESS_IMAGES = frozenset({"stats-dump", "seccomp.img", "timens-0.img"})
 """What no restore needs: statistics, and what says only that there is nothing."""
 
 
@@ -36,7 +36,7 @@ def test_restore_of_truncated_images_fails_cleanly(
         sizes = {path.name: path.stat().st_size for path in sorted(whole.glob("*.img"))}
         cases = [(name, length) for name, size in sizes.items() if size for length in (0, size // 2)]
         accepted = {case for case in some(cases) if restored(crckpt, tree, whole, *case)}
-        assert {name for name, _ in accepted} <= HARMLESS, accepted
+        assert {name for name, _ in accepted} <= HARMLESS_IMAGES, accepted
         crckpt.run("import", str(whole), "whole")
         crckpt.run("restore", "whole", "--detach")
         tree.wait_growth(before)

@@ -18,7 +18,7 @@ from trees import PYTHON, runs, wait_for
 
 REFUSED: Final = 24
 ROOT: Final = PROJECT
-HOLDS: Final = """
+PROGRAM_WITH_UNTESTED_KINDS: Final = """
 import os, socket, sys, time
 held = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 0)
 named = os.open("/sys/kernel", os.O_RDONLY)
@@ -32,7 +32,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a netlink socket of a rare type, and a directory of the kernel's."""
     ready = tmp_path / "ready"
     null = subprocess.DEVNULL
-    words = (PYTHON, "-c", HOLDS, str(ready))
+    words = (PYTHON, "-c", PROGRAM_WITH_UNTESTED_KINDS, str(ready))
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
     try:
         wait_for(ready.exists, 60, "the program to be ready")

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 STORE, LOCKED = 10, 11
 COUNTER = next(case for case in CASES if case.name == "counter")
 NOBODY = 65534
-READ_ONLY = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
+IN_PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 _BIND = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-_HOLDER = """
+_LOCK_HOLDER = """
 import sys
 from pathlib import Path
 from crckpt.store import Repository
@@ -68,7 +68,7 @@ def tree(place: Path) -> Iterator[Tree]:
 def read_only(place: Path) -> Crckpt:
     """The command, for which the store is on a read-only mount."""
     store = place / "store"
-    return Crckpt(store, (*READ_ONLY, _BIND, str(store)))
+    return Crckpt(store, (*IN_PRIVATE_MOUNTS, _BIND, str(store)))
 
 
 def files(store: Path) -> dict[str, int]:
@@ -185,7 +185,7 @@ def test_reader_without_write_permission_holds_the_lock(place: Path, tree: Tree,
     """A lock for which nothing can be written is the store's own lock all the same."""
     store = place / "store"
     readable(store)
-    words = (*user, sys.executable, "-c", _HOLDER, str(store))
+    words = (*user, sys.executable, "-c", _LOCK_HOLDER, str(store))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"

@@ -15,7 +15,7 @@ from typing import Final
 
 from hosts import HOSTS, NumberedClient, Process, Result, TwoHosts, talking, wait_for
 from migrations import (
-    FAULTY,
+    FAULTY_CRCKPT,
     FIRST,
     SERVER,
     STEPS,
@@ -36,7 +36,7 @@ from migrations import (
 from two_hosts import in_namespaces
 
 SIDES: Final = HOSTS[:2]
-_FILLING: Final = f"{STORE}/filling"
+_FILL_DIRECTORY: Final = f"{STORE}/filling"
 Fault = Callable[[TwoHosts, str, list[Process]], None]
 Moment = tuple[str, str]
 """A side, and one of its steps as CRCKPT_STOP_AT names it."""
@@ -83,13 +83,13 @@ def fill_disk(lab: TwoHosts, side: str) -> None:
     """Fill the file system of a side's store, until `free_disk`."""
     used = int(lab.run(side, "df", "--output=used", "-k", STORE).out.split()[-1])
     lab.run(side, "mount", "-o", f"remount,size={used + 1024}k", STORE)
-    filled = lab.run(side, "dd", "if=/dev/zero", f"of={_FILLING}", "bs=4k", "count=4k", status=None)
+    filled = lab.run(side, "dd", "if=/dev/zero", f"of={_FILL_DIRECTORY}", "bs=4k", "count=4k", status=None)
     assert "No space left" in filled.err
 
 
 def free_disk(lab: TwoHosts, side: str) -> None:
     """Give a store that was filled its room again."""
-    lab.run(side, "rm", "-f", _FILLING)
+    lab.run(side, "rm", "-f", _FILL_DIRECTORY)
     lab.run(side, "mount", "-o", "remount,size=90%", STORE)
 
 
@@ -233,8 +233,8 @@ def strike_all(strikes: Mapping[str, Callable[[TwoHosts], None]]) -> list[str]:
 
 
 LOG: Final = "/srv/served/log"
-_LOGGED: Final = ("sh", "-c", f'mkdir -p $(dirname {LOG}) && echo started >>{LOG} && exec "$@" >>{LOG}', "sh")
-_SENDING: Final = ("--send-files", "--before-freeze", f"echo frozen next >>{LOG}", "--address-hook", "true")
+_WITH_A_LOG: Final = ("sh", "-c", f'mkdir -p $(dirname {LOG}) && echo started >>{LOG} && exec "$@" >>{LOG}', "sh")
+_SEND_OPTIONS: Final = ("--send-files", "--before-freeze", f"echo frozen next >>{LOG}", "--address-hook", "true")
 """The options of a move with all that may come before the hand-over: files, a log that grows, hooks."""
 
 
@@ -243,8 +243,8 @@ def find_kinds_before(lab: TwoHosts) -> list[Moment]:
     for host in SIDES:
         arrange(lab, host, f"CRCKPT_STEPS_FILE={STEPS}")
     try:
-        with served(lab, "--memory", "1", started_by=_LOGGED) as pid:
-            lab.run("source", *migrate_words(pid, *_SENDING))
+        with served(lab, "--memory", "1", started_by=_WITH_A_LOG) as pid:
+            lab.run("source", *migrate_words(pid, *_SEND_OPTIONS))
             steps = {host: lab.run(host, "cat", STEPS).out.split() for host in SIDES}
     finally:
         _remove_logs(lab)
@@ -256,12 +256,12 @@ def find_kinds_before(lab: TwoHosts) -> list[Moment]:
 def strike_before(lab: TwoHosts, fault: str, moment: Moment) -> None:
     """Move a program with a log, with a fault at that moment. If it runs on here, the same command moves it then."""
     try:
-        with served(lab, "--memory", "1", started_by=_LOGGED) as pid, lab.watched(SERVER) as watch:
-            output = str(strike(lab, pid, fault, moment, *_SENDING))
+        with served(lab, "--memory", "1", started_by=_WITH_A_LOG) as pid, lab.watched(SERVER) as watch:
+            output = str(strike(lab, pid, fault, moment, *_SEND_OPTIONS))
             if judge(lab, output) == "source":
                 for host in SIDES:
                     arrange(lab, host)
-                output += str(lab.run("source", *migrate_words(pid, *_SENDING)))
+                output += str(lab.run("source", *migrate_words(pid, *_SEND_OPTIONS)))
                 assert judge(lab, output) == "destination"
             logs = [lab.run(host, "cat", LOG).out for host in SIDES]
             assert logs[0] == logs[1], f"{logs}\n{output}"
@@ -277,7 +277,7 @@ def _remove_logs(lab: TwoHosts) -> None:
         lab.run(host, "rm", "-rf", LOG.rpartition("/")[0])
 
 
-UNFINISHED: Final = {
+UNFINISHED_MOVES: Final = {
     "source": ("source", f"{FIRST['source']}>send.Ended:1"),
     "destination": ("destination", f"{FIRST['destination']}>hold.commit:1"),
 }
@@ -286,7 +286,7 @@ UNFINISHED: Final = {
 
 def leave_unfinished(lab: TwoHosts, pid: int, side: str, *options: str) -> str:
     """Kill crckpt so that no copy runs, and this side goes on; return the id of the move."""
-    where, step = UNFINISHED[side]
+    where, step = UNFINISHED_MOVES[side]
     process = migrate_with_fault(lab, pid, where, f"CRCKPT_STOP_AT={step}", options=options)
     stopped = wait_until_stopped(lab, where, process)
     # The source would finish the move. The destination ends what it has built.
@@ -299,7 +299,7 @@ def leave_unfinished(lab: TwoHosts, pid: int, side: str, *options: str) -> str:
 
 def resume_words(move: str) -> tuple[str, ...]:
     """The words that finish a move, by the commands that `arrange` made."""
-    return (FAULTY, "migrate", "--resume", move)
+    return (FAULTY_CRCKPT, "migrate", "--resume", move)
 
 
 def find_resume_moments(lab: TwoHosts, side: str, version: int) -> list[Moment]:

@@ -22,7 +22,7 @@ HOSTS: Final = ("source", "destination", "client")
 ENVIRONMENT: Final = ("env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8")
 PYTHON: Final = "/usr/bin/python3"
 WITHIN_S: Final = 240.0
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 _START: Final = 'setsid "$@" </dev/null >/dev/null 2>&1 & echo $!'
 
 
@@ -173,7 +173,7 @@ class TwoHosts(ABC):
             while not looking.is_set():
                 watch.doubled = watch.doubled or self.find_doubled(program)
                 watch.looks += 1
-                looking.wait(_LOOK_S)
+                looking.wait(_POLL_S)
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -271,4 +271,4 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while (began := time.monotonic()) and not condition():
         assert began < deadline, f"waited {WITHIN_S:.0f} s for {what}"
         # To look may take as long as to start a program: leave the machine to those that we wait for.
-        time.sleep(max(_LOOK_S, 2 * (time.monotonic() - began)))
+        time.sleep(max(_POLL_S, 2 * (time.monotonic() - began)))

@@ -17,7 +17,7 @@ JOB: Final = "numbers"
 # How long crckpt waits for a sign of life, and for the first one, before which ssh may ask for a password; and tries to
 # finish a move before it says how, which `judge` then does.
 LIMITS: Final = ("CRCKPT_PATIENCE_S=3", "CRCKPT_FIRST_S=30", "CRCKPT_FINISH_S=3")
-FAULTY: Final = "/usr/local/sbin/crckpt-at-fault"
+FAULTY_CRCKPT: Final = "/usr/local/sbin/crckpt-at-fault"
 STEPS: Final = "/run/crckpt-steps"
 _SIDES: Final = HOSTS[:2]
 FIRST: Final = {"source": "move.handing-over", "destination": "move.receiving"}
@@ -28,13 +28,13 @@ def arrange(lab: TwoHosts, host: str, *environment: str) -> str:
     """Make a command on a host that is crckpt with this environment; return its path."""
     settings = " ".join(map(shlex.quote, (*LIMITS, *environment)))
     script = f'#!/bin/sh\nexec env {settings} crckpt "$@"\n'
-    lab.run(host, "sh", "-c", f"cat > {FAULTY} && chmod 755 {FAULTY}", stdin=script)
-    return FAULTY
+    lab.run(host, "sh", "-c", f"cat > {FAULTY_CRCKPT} && chmod 755 {FAULTY_CRCKPT}", stdin=script)
+    return FAULTY_CRCKPT
 
 
 def migrate_words(pid: int, *options: str) -> tuple[str, ...]:
     """The words of a migration from the source, by the commands that `arrange` made on both hosts."""
-    return (FAULTY, "migrate", str(pid), "destination", JOB, "--remote-crckpt", FAULTY, *options)
+    return (FAULTY_CRCKPT, "migrate", str(pid), "destination", JOB, "--remote-crckpt", FAULTY_CRCKPT, *options)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _works(process: Process) -> bool:
     # By whole names: these tests may lie in a directory crckpt, and run on the source.
     names = {word.rpartition("/")[2] for word in process.command[:3]}
     is_guard = "crckpt.helper.address_guard.server" in process.command[:4]
-    return is_guard or is_criu(process) or not names.isdisjoint({"crckpt", "criu", FAULTY.rpartition("/")[2]})
+    return is_guard or is_criu(process) or not names.isdisjoint({"crckpt", "criu", FAULTY_CRCKPT.rpartition("/")[2]})
 
 
 def migrate_with_fault(

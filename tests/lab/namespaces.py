@@ -17,7 +17,7 @@ from processes import list_processes, send_signal
 
 SCRIPT: Final = PROJECT / "scripts/lab/two-hosts"
 _CANNOT: Final = 20
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 _NS_GET_PARENT: Final = 0xB702  # linux/nsfs.h
 
 
@@ -48,7 +48,7 @@ class Namespaces(TwoHosts):
             while not done.done():
                 # A namespace ends when its last zombie is reaped: we may have adopted some.
                 _reap_orphans()
-                wait([done], _LOOK_S)
+                wait([done], _POLL_S)
         done.result()
         if self._write_end is not None:
             os.close(self._write_end)

@@ -30,16 +30,16 @@ from migrations import (
     served,
 )
 
-ASKED: Final = 3
+REQUESTS_BEFORE_THE_MOVE: Final = 3
 """The requests that the program has answered before it is moved."""
-_ASK: Final = """
+_ASKING_PROGRAM: Final = """
 import socket, sys
 with socket.create_connection(("127.0.0.1", 9000)) as connection:
     connection.sendall(sys.argv[1].encode() + b"\\n")
     sys.stdout.write(connection.makefile().readline())
 """
 _GATE: Final = "/run/gate"
-_GATED: Final = "/usr/local/sbin/gated/crckpt"
+_GATED_PATH: Final = "/usr/local/sbin/gated/crckpt"
 # A crckpt whose helper does not fill anything by itself before there is a gate.
 _GATED_CRCKPT: Final = f"""#!{PROJECT}/.venv/bin/python
 import sys
@@ -95,7 +95,7 @@ class LateMove:
 
 def ask(lab: TwoHosts, host: str, request: str = "1") -> str:
     """Send the program of a host a request on a connection of its own; return the answer."""
-    answer = lab.run(host, PYTHON, "-c", _ASK, request).out.rstrip("\n")
+    answer = lab.run(host, PYTHON, "-c", _ASKING_PROGRAM, request).out.rstrip("\n")
     # What it has not closed yet would be moved, too.
     open_ones = ("ss", "-Htn", "state", "established", "state", "close-wait", "( sport = :9000 )")
     wait_for(lambda: not lab.run(host, *open_ones).out, "the program to close the connection")
@@ -130,12 +130,12 @@ def moving_late(lab: TwoHosts) -> Iterator[LateMove]:
 @contextmanager
 def moving_unfilled(lab: TwoHosts) -> Iterator[LateMove]:
     """A move with --local-lazy whose program runs on the destination. No memory is filled there before `fill`."""
-    lab.run("destination", "mkdir", "-p", _GATED.rpartition("/")[0])
-    lab.run("destination", "sh", "-c", f"cat > {_GATED} && chmod 755 {_GATED}", stdin=_GATED_CRCKPT)
+    lab.run("destination", "mkdir", "-p", _GATED_PATH.rpartition("/")[0])
+    lab.run("destination", "sh", "-c", f"cat > {_GATED_PATH} && chmod 755 {_GATED_PATH}", stdin=_GATED_CRCKPT)
     arrange(lab, "source")
     with served(lab, "--memory", "16") as pid:
         _ask_at_first(lab)
-        move = lab.open("source", *migrate_words(pid, "--local-lazy", "--remote-crckpt", _GATED))
+        move = lab.open("source", *migrate_words(pid, "--local-lazy", "--remote-crckpt", _GATED_PATH))
         try:
             result = end(move)
             assert result.status == 0, result
@@ -152,7 +152,7 @@ def fill(lab: TwoHosts) -> None:
 
 
 def _ask_at_first(lab: TwoHosts) -> None:
-    assert [count(lab, "source") for _ in range(ASKED)][-1] == ASKED
+    assert [count(lab, "source") for _ in range(REQUESTS_BEFORE_THE_MOVE)][-1] == REQUESTS_BEFORE_THE_MOVE
 
 
 def _runs_there(lab: TwoHosts) -> bool:
@@ -225,7 +225,7 @@ def _cut(cut: Callable[[TwoHosts], None]) -> Callable[[LateMove], None]:
     return strike
 
 
-ENDING: Final[dict[str, Callable[[LateMove], None]]] = {
+FATAL_FAULTS: Final[dict[str, Callable[[LateMove], None]]] = {
     "source killed": _kill("source"),
     "destination killed": _kill("destination"),
     "helper killed": lambda move: move.signal_helper(signal.SIGKILL),
@@ -240,7 +240,7 @@ ENDING: Final[dict[str, Callable[[LateMove], None]]] = {
 }
 """Faults that end a program whose memory is still being sent."""
 
-HARMLESS: Final[dict[str, Callable[[LateMove], None]]] = {
+HARMLESS_FAULTS: Final[dict[str, Callable[[LateMove], None]]] = {
     "guard killed": lambda move: move.signal_guard(signal.SIGKILL),
     "helper stopped": _stop_helper,
 }
@@ -257,7 +257,10 @@ def strike_late(lab: TwoHosts, fault: Callable[[LateMove], None], *, ends: bool)
         output = str(end(move.crckpt))
         assert judge(lab, output) == "destination"
         assert move.is_alive != ends, output
-        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact"), output
+        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (
+            REQUESTS_BEFORE_THE_MOVE + 1,
+            "check intact",
+        ), output
         assert watch.doubled == (), f"two copies ran: {watch.doubled}\n{output}"
         return output
 
@@ -278,5 +281,5 @@ def strike_at_late_moment(lab: TwoHosts, fault: str, moment: Moment) -> None:
         _ask_at_first(lab)
         output = str(strike(lab, pid, fault, moment, "--lazy"))
         host = judge(lab, output)
-        assert (count(lab, host), ask(lab, host, "check")) == (ASKED + 1, "check intact"), output
+        assert (count(lab, host), ask(lab, host, "check")) == (REQUESTS_BEFORE_THE_MOVE + 1, "check intact"), output
         assert fault == "criu killed" or watch.doubled == (), f"two copies ran: {watch.doubled}\n{output}"

@@ -14,7 +14,7 @@ from migrations import SERVER, STORE, arrange, crckpts, resume, wait_until_settl
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
-STAYS = "/srv/stays/run.py"
+STAYING_PROGRAM = "/srv/stays/run.py"
 SIZES = {9001: 8, 9002: 24, 9003: 16}
 """MiB of memory by port: of the programs that can be moved."""
 PARTLY_DONE = 3
@@ -41,18 +41,26 @@ def four_programs(lab: Namespaces) -> Iterator[dict[str, int]]:
             words = (PYTHON, PROGRAMS / SERVER, "0.0.0.0", str(port), "--memory", str(mebibytes))  # noqa: S104 of a lab
             pids[f"port{port}"] = lab.start("source", *words)
         lab.run("source", "mkdir", "-p", "/srv/stays")
-        lab.run("source", "sh", "-c", f"cat > {STAYS}", stdin="import time\nfile = open(__file__)\ntime.sleep(1000)\n")
-        pids["stays"] = lab.start("source", PYTHON, STAYS)
+        lab.run(
+            "source",
+            "sh",
+            "-c",
+            f"cat > {STAYING_PROGRAM}",
+            stdin="import time\nfile = open(__file__)\ntime.sleep(1000)\n",
+        )
+        pids["stays"] = lab.start("source", PYTHON, STAYING_PROGRAM)
         for port in SIZES:
             wait_for(lambda port=port: f":{port}" in lab.run("source", "ss", "-Hltn").out, f"port {port}")  # type: ignore[misc]
         script = f"/proc/{pids['stays']}/fd"
-        wait_for(lambda: STAYS in lab.run("source", "ls", "-l", script, status=None).out, "the script to be open")
+        wait_for(
+            lambda: STAYING_PROGRAM in lab.run("source", "ls", "-l", script, status=None).out, "the script to be open"
+        )
         for job, pid in pids.items():
             lab.run("source", "crckpt", "dump", str(pid), job)
         yield pids
     finally:
         lab.end(SERVER)
-        lab.end(STAYS)
+        lab.end(STAYING_PROGRAM)
         for host in ("source", "destination"):
             # Those that a failed test has stopped.
             for process in lab.find("crckpt", host):
@@ -68,11 +76,11 @@ def find_hosts(lab: Namespaces) -> dict[str, list[str]]:
     ports = {f"port{port}": str(port) for port in SIZES}
     servers = [process for process in lab.find(SERVER) if process.is_running]
     found = {job: [process.host for process in servers if port in process.command] for job, port in ports.items()}
-    return found | {"stays": [process.host for process in lab.find(STAYS) if process.is_running]}
+    return found | {"stays": [process.host for process in lab.find(STAYING_PROGRAM) if process.is_running]}
 
 
-MOVED = {**{f"port{port}": ["destination"] for port in SIZES}, "stays": ["source"]}
-UNMOVED = {job: ["source"] for job in MOVED}
+ALL_MOVED = {**{f"port{port}": ["destination"] for port in SIZES}, "stays": ["source"]}
+NONE_MOVED = {job: ["source"] for job in ALL_MOVED}
 
 
 def test_all_movable_programs_move_and_the_rest_is_explained(lab: Namespaces) -> None:
@@ -80,15 +88,15 @@ def test_all_movable_programs_move_and_the_rest_is_explained(lab: Namespaces) ->
         checked = lab.run("source", "crckpt", "migrate", "--all", "destination", "--check", status=PARTLY_DONE)
         assert "3 of 4 programs can be moved to destination" in checked.out
         assert "1 of 4 programs would stay here" in checked.out
-        assert find_hosts(lab) == UNMOVED
+        assert find_hosts(lab) == NONE_MOVED
 
         result = lab.run("source", "crckpt", "migrate", "--all", "destination", "--bandwidth", "1G", status=PARTLY_DONE)
-        assert find_hosts(lab) == MOVED
+        assert find_hosts(lab) == ALL_MOVED
         assert "3 of 4 programs moved to destination" in result.out
         assert f"  port9001 (PID {pids['port9001']}): runs there as PID {pids['port9001']}" in result.out
         stayed = result.out[result.out.index("1 of 4 programs stayed here") :]
         assert f"stays (PID {pids['stays']})" in stayed
-        assert STAYS in stayed
+        assert STAYING_PROGRAM in stayed
         # The largest was the first to begin.
         begun = [line.partition(":")[0] for line in result.err.splitlines() if "moving PID" in line]
         assert set(begun) == set(pids)
@@ -102,7 +110,7 @@ def test_moved_programs_can_be_moved_back(lab: Namespaces) -> None:
     with four_programs(lab):
         lab.run("source", "crckpt", "migrate", "--all", "destination", status=PARTLY_DONE)
         back = lab.run("destination", "crckpt", "migrate", "--all", "source", "--json", "--at-once", "3")
-        assert find_hosts(lab) == UNMOVED
+        assert find_hosts(lab) == NONE_MOVED
         result = json.loads(back.out)["result"]
         assert {job["job"]: job["outcome"] for job in result["jobs"]} == {f"port{port}": "moved" for port in SIZES}
         assert all(job["result"]["runs_on"] == "destination" for job in result["jobs"])
@@ -114,7 +122,7 @@ def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -
         lab.run("source", "crckpt", "restore", "port9003", "--detach")
         result = lab.run("source", "crckpt", "migrate", "--all", "destination", "--send-files")
         assert "4 of 4 programs moved to destination" in result.out
-        assert find_hosts(lab) == {job: ["destination"] for job in MOVED}
+        assert find_hosts(lab) == {job: ["destination"] for job in ALL_MOVED}
         nothing = lab.run("source", "crckpt", "migrate", "--all", "destination")
         assert "no program of a job in this store is running here" in nothing.out
 
@@ -168,7 +176,7 @@ def test_unreachable_host_is_tried_once(lab: Namespaces) -> None:
             lab.run("destination", "mv", "/usr/local/bin/crckpt.away", "/usr/local/bin/crckpt")
         assert "crckpt cannot be run on destination" in json.loads(result.out)["error"]["message"]
         assert "job" not in result.err
-        assert find_hosts(lab) == UNMOVED
+        assert find_hosts(lab) == NONE_MOVED
 
 
 def test_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
@@ -182,7 +190,7 @@ def test_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
             assert process.wait() == INTERRUPTED
         assert result["interrupted"]
         assert {job["job"]: job["outcome"] for job in result["jobs"]} == dict.fromkeys(pids, "stayed")
-        wait_for(lambda: find_hosts(lab) == UNMOVED, "all to run here")
+        wait_for(lambda: find_hosts(lab) == NONE_MOVED, "all to run here")
 
 
 def test_move_continues_without_the_crckpt_that_started_it(lab: Namespaces) -> None:
@@ -199,7 +207,7 @@ def test_move_continues_without_the_crckpt_that_started_it(lab: Namespaces) -> N
             resume(lab)
         found = find_hosts(lab)
         assert found.pop("port9002") in (["source"], ["destination"])
-        assert found == {job: hosts for job, hosts in UNMOVED.items() if job != "port9002"}
+        assert found == {job: hosts for job, hosts in NONE_MOVED.items() if job != "port9002"}
 
 
 def _find_stopped(lab: Namespaces) -> list[Process]:

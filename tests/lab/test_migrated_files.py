@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hosts import HOSTS, PROGRAMS, PYTHON, CannotMakeLab, TwoHosts, wait_for
-from migrations import FAULTY, JOB, STORE, crckpts
+from migrations import FAULTY_CRCKPT, JOB, STORE, crckpts
 from two_hosts import two_hosts
 
 DUMP_FAILED = 21
@@ -40,7 +40,7 @@ def lab(shared_lab: TwoHosts) -> Iterator[TwoHosts]:
         lab.end(LOGGER)
         for host in SIDES:
             wait_for(lambda host=host: not crckpts(lab, host), f"crckpt to end on the {host}")  # type: ignore[misc]
-            lab.run(host, "rm", "-rf", DIRECTORY, FAULTY, "/srv/shared/store")
+            lab.run(host, "rm", "-rf", DIRECTORY, FAULTY_CRCKPT, "/srv/shared/store")
             lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
 
 
@@ -131,8 +131,8 @@ def test_check_changes_nothing_and_compares_versions(lab: TwoHosts) -> None:
     assert {host: lab.run(host, "ls", "-A", STORE, "/var/lib").out for host in SIDES} == before
     interpreter = lab.run("destination", "sh", "-c", "head -n 1 $(readlink -f $(command -v crckpt))").out
     script = f"{interpreter}import crckpt\ncrckpt.__version__ = '9.1'\nfrom crckpt.__main__ import main\nmain()\n"
-    lab.run("destination", "sh", "-c", f"cat >{FAULTY} && chmod 755 {FAULTY}", stdin=script)
+    lab.run("destination", "sh", "-c", f"cat >{FAULTY_CRCKPT} && chmod 755 {FAULTY_CRCKPT}", stdin=script)
     for more in (("--check",), ()):
-        refused = lab.run("source", *words, "--remote-crckpt", FAULTY, *more, status=REFUSED).err
+        refused = lab.run("source", *words, "--remote-crckpt", FAULTY_CRCKPT, *more, status=REFUSED).err
         assert refused.startswith("crckpt: destination: it has crckpt 9.1, and this host has crckpt ")
         assert "hint: install the same version on both hosts" in refused

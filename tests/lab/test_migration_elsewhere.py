@@ -28,8 +28,8 @@ from migrations import (
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
-IN_DOUBT = f"{FIRST['destination']}>send.Prepared:1"
-OTHER = "/var/lib/other"
+MOMENT_IN_DOUBT = f"{FIRST['destination']}>send.Prepared:1"
+OTHER_STORE = "/var/lib/other"
 RESUME = ("crckpt", "migrate", "--resume")
 
 
@@ -50,11 +50,11 @@ def served_with_other(lab: Namespaces) -> Iterator[int]:
         try:
             yield pid
         finally:
-            lab.run("destination", "rm", "-rf", OTHER)
+            lab.run("destination", "rm", "-rf", OTHER_STORE)
 
 
 def migrate_elsewhere(lab: Namespaces, pid: int) -> None:
-    lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--remote-store", OTHER)
+    lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--remote-store", OTHER_STORE)
     (process,) = copies(lab)
     assert (process.host, process.pid) == ("destination", pid)
 
@@ -76,7 +76,7 @@ def check_settled(lab: Namespaces, move: str) -> None:
 
 def test_source_remembers_a_host_in_doubt(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
-        output = str(strike(lab, pid, "cut both ways", ("destination", IN_DOUBT)))
+        output = str(strike(lab, pid, "cut both ways", ("destination", MOMENT_IN_DOUBT)))
         wait_until_settled(lab)
         (move,) = find_moves(lab, "source")
         assert (move["state"], move["next_on"]) == ("aborted", "source"), output
@@ -90,7 +90,7 @@ def test_source_remembers_a_host_in_doubt(lab: Namespaces) -> None:
 def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
     """The source does not wait for its end: the program keeps running. To settle the move, the user kills it."""
     with served(lab) as pid:
-        process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={IN_DOUBT}")
+        process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={MOMENT_IN_DOUBT}")
         (hanging,) = wait_until_stopped(lab, "destination", process)
         assert end(process).status == 30
         # It ends what it has built, without crckpt.
@@ -110,7 +110,7 @@ def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
 
 def test_next_move_to_the_host_settles_the_last_one(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
-        strike(lab, pid, "cut both ways", ("destination", IN_DOUBT))
+        strike(lab, pid, "cut both ways", ("destination", MOMENT_IN_DOUBT))
         wait_until_settled(lab)
         lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB)
         assert [len(find_moves(lab, host)) for host in SIDES] == [1, 1]

@@ -50,7 +50,7 @@ SOURCE = FIRST["source"]
 DESTINATION = FIRST["destination"]
 
 # By fault: the moments at which what it means changes most.
-CHOSEN = {
+MOMENTS_BY_FAULT = {
     "killed": (
         ("source", f"{SOURCE}>hold.unlink:1"),
         ("destination", f"{DESTINATION}>move.prepared:1"),
@@ -69,7 +69,7 @@ CHOSEN = {
     "cut to the destination": (("source", f"{SOURCE}>send.Prepare:1"),),
     "cut to the source": (("destination", f"{DESTINATION}>send.Prepared:1"),),
 }
-STRUCK = [(fault, moment) for fault, moments in CHOSEN.items() for moment in moments]
+FAULTS_AND_MOMENTS = [(fault, moment) for fault, moments in MOMENTS_BY_FAULT.items() for moment in moments]
 PARTS = 24
 
 
@@ -83,7 +83,7 @@ def lab() -> Iterator[Namespaces]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("fault", "moment"), STRUCK)
+@pytest.mark.parametrize(("fault", "moment"), FAULTS_AND_MOMENTS)
 def test_exactly_one_copy_runs_after_a_fault(lab: Namespaces, fault: str, moment: Moment) -> None:
     with served(lab) as pid:
         judge(lab, str(strike(lab, pid, fault, moment)))

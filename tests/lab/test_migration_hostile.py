@@ -11,20 +11,20 @@ from migrations import JOB, find_moves, judge, served
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
-_CHANGED: Final = "/usr/local/sbin/changed-crckpt"
+_CHANGED_CRCKPT: Final = "/usr/local/sbin/changed-crckpt"
 _CRCKPT: Final = f"""#!{PROJECT}/.venv/bin/python
 import sys
 import threading
 sys.path.insert(0, {str(PROJECT)!r})
 from crckpt.__main__ import main
 """
-_HOSTILE: Final = """
+_HOSTILE_PRELUDE: Final = """
 from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.transfer.receive_packs import Receiver
 for_ever = threading.Event()
 """
 # What ends only by a limit need not take minutes. Whatever else the destination does may take as long as ever.
-_IMPATIENT: Final = """
+_SHORT_LIMITS: Final = """
 from crckpt.migrate import session
 from crckpt.migrate.source import hand_over, move
 from crckpt.migrate.wire import ssh
@@ -46,14 +46,14 @@ def lab() -> Iterator[Namespaces]:
 def change_crckpt(lab: Namespaces, host: str, *changes: str) -> None:
     """Make a crckpt on a host that runs this code before it begins."""
     script = "\n".join((_CRCKPT, *changes, "sys.exit(main())\n"))
-    lab.run(host, "sh", "-c", f"cat > {_CHANGED} && chmod 755 {_CHANGED}", stdin=script)
+    lab.run(host, "sh", "-c", f"cat > {_CHANGED_CRCKPT} && chmod 755 {_CHANGED_CRCKPT}", stdin=script)
 
 
 def migrate_to_hostile(lab: Namespaces, pid: int, hostile: str, limited: str, status: int) -> Result:
     """Migrate to a crckpt that runs `hostile` before it begins, by one that runs `limited`."""
-    change_crckpt(lab, "source", _IMPATIENT, limited)
-    change_crckpt(lab, "destination", _HOSTILE, hostile)
-    words = (_CHANGED, "migrate", str(pid), "destination", JOB, "--remote-crckpt", _CHANGED)
+    change_crckpt(lab, "source", _SHORT_LIMITS, limited)
+    change_crckpt(lab, "destination", _HOSTILE_PRELUDE, hostile)
+    words = (_CHANGED_CRCKPT, "migrate", str(pid), "destination", JOB, "--remote-crckpt", _CHANGED_CRCKPT)
     try:
         return lab.run("source", *words, status=status)
     finally:

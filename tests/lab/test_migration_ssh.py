@@ -18,12 +18,12 @@ from two_hosts import in_namespaces, is_here
 pytestmark = pytest.mark.skipif(is_here(), reason="the hosts are real machines: their ssh knows each other")
 
 # A stranger's host key, which ssh asks about.
-UNKNOWN = ("UserKnownHostsFile=/tmp/none", "GlobalKnownHostsFile=/dev/null", "StrictHostKeyChecking=ask")
+UNKNOWN_HOST_KEY = ("UserKnownHostsFile=/tmp/none", "GlobalKnownHostsFile=/dev/null", "StrictHostKeyChecking=ask")
 
 # What enters the host would be ended by ^C, and with the leader of its session the terminal.
-LEADER = ("setsid", "--ctty", "sh", "-c", 'trap : INT; "$@"; exec sleep 1000', "sh")
+SESSION_LEADER = ("setsid", "--ctty", "sh", "-c", 'trap : INT; "$@"; exec sleep 1000', "sh")
 
-CONNECT = """
+CONNECTING_PROGRAM = """
 import sys
 from crckpt.errors import CommandFailure
 from crckpt.host.process.signals import handle_interrupts
@@ -57,7 +57,7 @@ def lab() -> Iterator[Namespaces]:
     """The hosts, with one half of the connection on each."""
     try:
         with in_namespaces() as found:
-            found.run("source", "sh", "-c", "cat >/tmp/connect", stdin=CONNECT)
+            found.run("source", "sh", "-c", "cat >/tmp/connect", stdin=CONNECTING_PROGRAM)
             found.run("destination", "sh", "-c", "cat >/tmp/receive; chmod 700 /tmp/receive", stdin=RECEIVE)
             yield found
     except CannotMakeLab as error:
@@ -66,11 +66,11 @@ def lab() -> Iterator[Namespaces]:
 
 def at_terminal(lab: Namespaces, answers: dict[str, str], *options: str) -> str:
     """What crckpt says at the end on a terminal where each of these questions gets its answer."""
-    words = [f"-o{option}" for option in (*UNKNOWN, *options)]
+    words = [f"-o{option}" for option in (*UNKNOWN_HOST_KEY, *options)]
     command = lab.command("source", (sys.executable, "/tmp/connect", *words))
     ours, its = pty.openpty()
     shown, left = "", list(answers.items())
-    with subprocess.Popen([*LEADER, *command], stdin=its, stdout=its, stderr=its) as leader:
+    with subprocess.Popen([*SESSION_LEADER, *command], stdin=its, stdout=its, stderr=its) as leader:
         try:
             while not (end := re.search(r"(hello|error:) .*\n", shown)):
                 shown += os.read(ours, 4096).decode()

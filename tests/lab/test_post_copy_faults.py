@@ -15,9 +15,9 @@ from hosts import CannotMakeLab
 from migrations import JOB, copies, crckpts, wait_until_settled
 from namespaces import Namespaces
 from post_copy_faults import (
-    ASKED,
-    ENDING,
-    HARMLESS,
+    FATAL_FAULTS,
+    HARMLESS_FAULTS,
+    REQUESTS_BEFORE_THE_MOVE,
     LateMove,
     ask,
     count,
@@ -42,16 +42,16 @@ def lab() -> Iterator[Namespaces]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("fault", ENDING)
+@pytest.mark.parametrize("fault", FATAL_FAULTS)
 def test_interrupted_fill_restores_the_frozen_program(lab: Namespaces, fault: str) -> None:
-    output = strike_late(lab, ENDING[fault], ends=True)
+    output = strike_late(lab, FATAL_FAULTS[fault], ends=True)
     if fault == "cut both ways":
         assert "not all of its memory" in output
 
 
-@pytest.mark.parametrize("fault", HARMLESS)
+@pytest.mark.parametrize("fault", HARMLESS_FAULTS)
 def test_program_continues_after_a_harmless_fault(lab: Namespaces, fault: str) -> None:
-    strike_late(lab, HARMLESS[fault], ends=False)
+    strike_late(lab, HARMLESS_FAULTS[fault], ends=False)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -81,19 +81,25 @@ def test_memory_is_filled_without_helpers(lab: Namespaces, strike: Callable[[Lat
         strike(move)
         fill(lab)
         wait_until_settled(lab)
-        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact")
+        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (
+            REQUESTS_BEFORE_THE_MOVE + 1,
+            "check intact",
+        )
 
 
 @pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
 def test_end_of_a_partly_filled_program_is_reported(lab: Namespaces, fault: str) -> None:
     """With --local-lazy nothing restarts the program by itself; `crckpt restore` does."""
     with moving_unfilled(lab) as move:
-        ENDING[fault](move)
+        FATAL_FAULTS[fault](move)
         move.wait_for_end()
         wait_until_settled(lab)
         assert copies(lab) == []
         assert "which has ended" in lab.run("destination", "crckpt", "migrate", "--list").out
         lab.run("source", "crckpt", "restore", JOB, "--detach", status=24)
         lab.run("destination", "crckpt", "restore", JOB, "--detach")
-        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact")
+        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (
+            REQUESTS_BEFORE_THE_MOVE + 1,
+            "check intact",
+        )
         assert crckpts(lab, "destination") == []

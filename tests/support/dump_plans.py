@@ -29,7 +29,7 @@ FILE = Descriptor(
     pos=0,
     info="pos:\t0\n",
 )
-GONE = replace(FILE, target="/srv/gone (deleted)", links=0)
+DELETED_FILE = replace(FILE, target="/srv/gone (deleted)", links=0)
 READS, WRITES = (
     replace(FILE, target="pipe:[55]", mode=stat.S_IFIFO, flags=flags) for flags in (os.O_RDONLY, os.O_WRONLY)
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-TRIED: Final = """
+TRIED_FUNCTION: Final = """
 def tried(action, *words, **more):
     try:
         action(*words, **more)

@@ -55,7 +55,7 @@ def _full_of_files(disk: Path, left: int) -> Iterator[None]:
         shutil.rmtree(ballast)
 
 
-FULL = {"bytes": _full_of_bytes, "files": _full_of_files}
+FULL_DISKS = {"bytes": _full_of_bytes, "files": _full_of_files}
 
 
 def _is_refused(act: Callable[[], object]) -> bool:
@@ -72,7 +72,7 @@ def _try(disk: Path, kind: str, act: Act, perform: Callable[[], object]) -> None
     """With more and more room, until it is not refused. The store is whole each time, though the disk is still full."""
     before = Repository.open(disk / "store").checkpoints()
     for left in itertools.count():
-        with FULL[kind](disk, left):
+        with FULL_DISKS[kind](disk, left):
             refused = _is_refused(perform)
             check(disk / "store", before, act)
         if not refused:
@@ -96,7 +96,7 @@ def main(directory: Path, kind: str) -> None:
     _try(disk, kind, ACTS[0], lambda: ingest(repository, images, described()))
     _try(disk, kind, RM, lambda: repository.remove([first.id]))
     for left in itertools.count():
-        with FULL[kind](disk, left):
+        with FULL_DISKS[kind](disk, left):
             refused = _is_refused(lambda: Repository.open(disk / "another", create=True))
         if not refused:
             break

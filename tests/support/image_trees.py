@@ -9,7 +9,7 @@ from crckpt.images.tree import ImageProcess, ImageTree
 
 WHERE = "/tmp/crckpt-images/run"
 
-NOT_READ = ("pagemap-", "pipes-data", "fifo-data", "sk-queues", "tcp-stream-", "timens-", "seccomp", "stats-")
+UNREAD_IMAGES = ("pagemap-", "pipes-data", "fifo-data", "sk-queues", "tcp-stream-", "timens-", "seccomp", "stats-")
 """Images that a tree does not need."""
 
 

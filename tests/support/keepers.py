@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.helper.channel import Channel, HelperEnded, listen
 from crckpt.helper.kinds import KEEPER as KIND
@@ -28,7 +28,7 @@ def keeper_socket(root: proc.Process) -> Path:
 @contextmanager
 def trackable() -> Iterator[proc.Process]:
     """A program that a keeper may track."""
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         found = read(process.pid)
         try:
             yield found

@@ -30,9 +30,9 @@ from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
 PAGE = 4096
-BETWEEN = (20000, 100000, 2000)
+CHANGES_BETWEEN_DUMPS = (20000, 100000, 2000)
 """Microseconds between two steps of a thread: from a round in which most pages are clean to one in which few are."""
-NOT_THERE = "not found in parent"
+MISSING_PAGE = "not found in parent"
 """How CRIU says that a page is clean which the dump before does not have."""
 _NOTHING = bytes(PAGE)
 

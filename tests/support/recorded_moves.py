@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from msgspec.structs import replace
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.host.proc import LiveRoot, identify_live_root
 from crckpt.host.syscalls import ptrace_requests
@@ -55,7 +55,7 @@ def record_move(
 @contextmanager
 def live_root(*, held: bool = False) -> Iterator[LiveRoot]:
     """The root of a tree that runs; with `held` a tracer has it, as CRIU does."""
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         if held:
             ptrace_requests.seize(process.pid)
         yield identify_live_root(read(process.pid))

@@ -15,7 +15,7 @@ from trees import wait_for
 PROGRAM = TESTS / "programs/rounds.c"
 PAGE = 4096
 PAGES = 8192
-FEW = 128
+FEW_PAGES = 128
 """Pages beside those of its area: 64 of a file's private map, 23 of its other areas, its stack, its libc's data."""
 
 

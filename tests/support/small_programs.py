@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from crckpt.host import proc
 
-WAITS = "print('ready', flush=True); sys.stdin.read()"
+WAIT_STATEMENTS = "print('ready', flush=True); sys.stdin.read()"
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from crckpt.host.syscalls import memory_trials, pagemap
 
 PROGRAMS = TESTS / "programs"
 SOURCES: Final = PROGRAMS.parents[1] / "crckpt/tracking/preload"
-OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c", "transport.c", "holders.c", "last_calls.c")
-OF_BOTH: Final = ("opens.c", "links.c", "names.c", "terminals.c", "thread_calls.c")
+RESTORE_SOURCES: Final = ("ghosts.c", "trusted.c", "sockets.c", "transport.c", "holders.c", "last_calls.c")
+COMMON_SOURCES: Final = ("opens.c", "links.c", "names.c", "terminals.c", "thread_calls.c")
 _OPTIONS: Final = ("-O2", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
 _WITHIN_S = 60.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -54,7 +54,7 @@ def is_registered(pid: int, place: int) -> bool:
 
 # Each page's categories: 8 for what is there, 128 for what counts as written.
 _FIRST: Final = [8, 136, 136, 8, 8, 136, 8, 8]
-OF_ANOTHER: Final = {
+ANSWERS_OF_ANOTHER_LIBRARY: Final = {
     "first": [5, _FIRST],
     "second": [5, _FIRST],
     "in parts": [_FIRST] * 3,
@@ -80,13 +80,13 @@ def compile_program(source: str, into: Path, *options: str) -> str:
 
 def preload_library(into: Path, old: str = "", new: str = "") -> Path:
     """Compile crckpt's preload library for dumps, with `new` in place of `old`, which is in its sources once."""
-    names = {path.name for path in SOURCES.glob("*.c")} - {*OF_RESTORES}
+    names = {path.name for path in SOURCES.glob("*.c")} - {*RESTORE_SOURCES}
     return _library(into / "libpreload.so", _objects(frozenset(names)), old, new)
 
 
 def restore_library(into: Path, old: str, new: str) -> Path:
     """Compile crckpt's preload library for restores, with `new` in place of `old`, which is in its sources once."""
-    return _library(into / "librestore.so", _objects(frozenset({*OF_RESTORES, *OF_BOTH})), old, new)
+    return _library(into / "librestore.so", _objects(frozenset({*RESTORE_SOURCES, *COMMON_SOURCES})), old, new)
 
 
 def _library(library: Path, objects: tuple[tuple[str, str], ...], old: str, new: str) -> Path:

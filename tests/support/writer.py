@@ -30,7 +30,7 @@ from crckpt.store.pending import announced
 from crckpt.store.read.details import cache_details
 from crckpt.store.transaction import record_builder
 
-LATER = datetime(2040, 1, 1, tzinfo=UTC)
+LATER_TIME = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created, if not said: after all that tests make themselves."""
 
 
@@ -104,7 +104,7 @@ def _entries(log: Path) -> Iterator[Entry]:
                 yield Entry(name, tuple(paths), content.encode("latin-1"))
 
 
-def _dump(repository: Repository, images: str, job: str, created: str = LATER.isoformat()) -> None:
+def _dump(repository: Repository, images: str, job: str, created: str = LATER_TIME.isoformat()) -> None:
     ingest(repository, Path(images), described(job, created=datetime.fromisoformat(created)))
 
 
@@ -113,7 +113,7 @@ def _tag(repository: Repository, ref: str, name: str) -> None:
 
 
 def _announce(repository: Repository, job: str) -> None:
-    with announced(repository.backend, JobName(job), LATER, None, alone=True):
+    with announced(repository.backend, JobName(job), LATER_TIME, None, alone=True):
         pass
 
 

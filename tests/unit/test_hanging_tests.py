@@ -9,7 +9,7 @@ from pathlib import Path
 
 from checkout import SUPPORT
 
-HANGS = """
+HANGING_TESTS = """
 import os
 import subprocess
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_after(_number):
 
 
 def test_hanging_test_fails_and_the_tests_after_it_run(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(HANGS)
+    (tmp_path / "test_it.py").write_text(HANGING_TESTS)
     # In a worker: pytest-xdist waits for whatever still has the worker's pipes, like a fork of it.
     options = ["-p", "hangs", "-p", "no:cacheprovider", "--rootdir=.", "--limit=2", "--numprocesses=1", "-q", "-rfE"]
     result = subprocess.run(

@@ -10,7 +10,7 @@ from benchmark import disk
 from benchmark.setting import MEBIBYTE
 from checkout import TESTS
 
-FAST = 1 << 40
+FAST_BYTES_PER_S = 1 << 40
 HERE = TESTS / "unit"
 
 
@@ -20,8 +20,8 @@ def limited() -> Iterator[int]:
     if not disk.can_be_limited(HERE):
         pytest.skip("the kernel cannot limit a disk here: that needs root and the blkio controller of cgroup v1")
     before = disk.rate(HERE)
-    disk.set_limit(HERE, FAST)
-    yield FAST
+    disk.set_limit(HERE, FAST_BYTES_PER_S)
+    yield FAST_BYTES_PER_S
     disk.set_limit(HERE, before)
 
 

@@ -21,7 +21,7 @@ NAMES = {
     for _, name, _, _ in string.Formatter().parse(text)
     if name
 }
-FROM_LOG = [entry for entry in CATALOGUE if entry.pattern]
+CAUSES_WITH_A_PATTERN = [entry for entry in CATALOGUE if entry.pattern]
 
 
 def named(entry: Cause) -> tuple[set[str], set[str]]:
@@ -51,7 +51,7 @@ def test_every_cause_makes_a_finding(entry: Cause) -> None:
     assert not finding.what.endswith(".")
 
 
-@pytest.mark.parametrize("entry", FROM_LOG, ids=lambda entry: entry.key)
+@pytest.mark.parametrize("entry", CAUSES_WITH_A_PATTERN, ids=lambda entry: entry.key)
 def test_patterns_capture_the_names_that_sentences_need(entry: Cause) -> None:
     assert entry.source
     assert entry.remedy, "whoever meets a failure wants to know what to do"
@@ -95,19 +95,21 @@ def test_every_cause_named_in_the_code_exists() -> None:
     assert [(file, key) for file, key in asked if key not in known] == []
 
 
-OF_CRCKPT = re.compile(
+WORDS_OF_CRCKPT = re.compile(
     r"--(?:tcp|no-preflight|allow-weaker|grown|new-pid-namespace|detach|staging|stop|force|or-older|pre-copy|store"
     r"|incremental)(?![\w-])|crckpt (?!explain |install-criu)"
 )
 """Options and commands of crckpt that a user of criu alone has not."""
-BY_CRCKPT_ALONE = {"unanswered", "unanswered-before", "unanswered-built"}
+CAUSES_ONLY_OF_CRCKPT = {"unanswered", "unanswered-before", "unanswered-built"}
 """CRIU writes these only where crckpt started it."""
 
 
 @pytest.mark.parametrize("entry", [entry for entry in CATALOGUE if entry.pattern], ids=lambda entry: entry.key)
 def test_remedies_that_need_crckpt_have_a_variant_for_criu(entry: Cause) -> None:
-    if entry.key not in BY_CRCKPT_ALONE:
-        assert not OF_CRCKPT.search(entry.finding().word_for("criu").remedy), entry.finding().word_for("criu").remedy
+    if entry.key not in CAUSES_ONLY_OF_CRCKPT:
+        assert not WORDS_OF_CRCKPT.search(entry.finding().word_for("criu").remedy), (
+            entry.finding().word_for("criu").remedy
+        )
     assert not set("{}") & set(entry.by_criu), "the names in the log are not known any more"
     assert entry.by_criu != entry.remedy, "say it once"
 

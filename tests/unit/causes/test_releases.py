@@ -8,9 +8,9 @@ from crckpt.causes.finding import LIKELY
 from crckpt.causes.releases import LAST_LINES, find_release
 from crckpt.criu.explain import explain
 
-SLAVE = "(00.03) 7: Error (criu/mount-v2.c:966): mnt-v2: Failed to make mount 476 slave: Invalid argument\n"
-CRASHED = "(00.03) Error (criu/cr-restore.c:1480): 63978 killed by signal 11: Segmentation fault\n"
-UNKNOWN = "(00.03) Error (criu/util.c:1): util: something else\n"
+SLAVE_MOUNT_LINE = "(00.03) 7: Error (criu/mount-v2.c:966): mnt-v2: Failed to make mount 476 slave: Invalid argument\n"
+CRASH_LINE = "(00.03) Error (criu/cr-restore.c:1480): 63978 killed by signal 11: Segmentation fault\n"
+UNKNOWN_LINE = "(00.03) Error (criu/util.c:1): util: something else\n"
 
 
 def version(release: str) -> str:
@@ -49,7 +49,7 @@ def test_each_last_line_belongs_to_one_release() -> None:
 
 
 def test_bug_is_sure_for_an_earlier_release_and_likely_for_an_unknown_one() -> None:
-    earlier, unknown = explain(version("4.1") + SLAVE).finding, explain(SLAVE).finding
+    earlier, unknown = explain(version("4.1") + SLAVE_MOUNT_LINE).finding, explain(SLAVE_MOUNT_LINE).finding
     assert earlier
     assert unknown
     assert (earlier.key, earlier.sure) == ("bug-mount-sharing", True)
@@ -59,23 +59,23 @@ def test_bug_is_sure_for_an_earlier_release_and_likely_for_an_unknown_one() -> N
 
 
 def test_bug_is_not_reported_for_releases_with_the_fix() -> None:
-    assert key(version("4.1.1") + SLAVE) != "bug-mount-sharing"
-    assert key(version("4.2") + SLAVE) != "bug-mount-sharing"
+    assert key(version("4.1.1") + SLAVE_MOUNT_LINE) != "bug-mount-sharing"
+    assert key(version("4.2") + SLAVE_MOUNT_LINE) != "bug-mount-sharing"
 
 
 def test_crash_explanation_depends_on_the_release() -> None:
-    assert key(CRASHED) == "crashed"
-    assert key(version("3.16.1") + CRASHED) == "crashed"
-    assert key(version("4.0") + CRASHED) == "crashed-later"
+    assert key(CRASH_LINE) == "crashed"
+    assert key(version("3.16.1") + CRASH_LINE) == "crashed"
+    assert key(version("4.0") + CRASH_LINE) == "crashed-later"
 
 
 def test_unknown_complaint_of_an_old_release_suggests_its_age() -> None:
-    explanation = explain(version("3.11") + UNKNOWN)
+    explanation = explain(version("3.11") + UNKNOWN_LINE)
     assert explanation.finding
     assert (explanation.finding.key, explanation.finding.sure) == ("old-criu", False)
     assert "3.11" in explanation.finding.what
-    assert key(version("4.1") + UNKNOWN) is None
-    assert key(UNKNOWN) is None
+    assert key(version("4.1") + UNKNOWN_LINE) is None
+    assert key(UNKNOWN_LINE) is None
     assert key(version("3.11")) is None
 
 

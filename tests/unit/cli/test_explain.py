@@ -11,11 +11,11 @@ from pathlib import Path
 
 from crckpt.host.disk.log_excerpt import MOST
 
-KNOWN = (
+KNOWN_LOG = (
     b"(00.01) Error (criu/new.c:1): first\n(00.02) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 )
-NOTHING_OF_NOTE = (b"(00.01) nothing of note" + b" in a long line" * 4 + b"\n") * (1 << 18)
-assert len(NOTHING_OF_NOTE) > MOST
+UNREMARKABLE_LINES = (b"(00.01) nothing of note" + b" in a long line" * 4 + b"\n") * (1 << 18)
+assert len(UNREMARKABLE_LINES) > MOST
 
 
 def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
@@ -27,9 +27,9 @@ def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
 
 def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
-    log.write_bytes(KNOWN)
+    log.write_bytes(KNOWN_LOG)
     output = explained(str(log))
-    assert output == explained("-", stdin=KNOWN)
+    assert output == explained("-", stdin=KNOWN_LOG)
     assert output.splitlines() == [
         "a netlink socket holds messages that the program has not read",
         "  hint: try again in a moment",
@@ -46,7 +46,7 @@ def test_remedy_that_refers_to_criu_lines_prints_them() -> None:
 
 
 def test_json_output_names_the_cause_and_quotes_lines() -> None:
-    result = json.loads(explained("-", "--json", stdin=KNOWN))["result"]
+    result = json.loads(explained("-", "--json", stdin=KNOWN_LOG))["result"]
     assert set(result) == {"known", "cause", "what", "remedy", "sure", "place", "line", "lines"}
     assert (result["known"], result["cause"]) == (True, "netlink-data")
     assert len(result["lines"]) == 2
@@ -99,10 +99,10 @@ def test_endless_stream_is_refused() -> None:
 
 def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
-    log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n" + NOTHING_OF_NOTE)
+    log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n" + UNREMARKABLE_LINES)
     os.truncate(log, 1 << 40)
     with log.open("ab") as file:
-        file.write(NOTHING_OF_NOTE + KNOWN)
+        file.write(UNREMARKABLE_LINES + KNOWN_LOG)
     output = explained(str(log), "-v")
     assert output.startswith("a netlink socket holds messages that the program has not read\n")
     with log.open("rb") as file:
@@ -115,7 +115,7 @@ def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:
 
 
 def test_only_start_and_end_of_a_long_stream_are_read() -> None:
-    output = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + NOTHING_OF_NOTE + KNOWN)
+    output = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + UNREMARKABLE_LINES + KNOWN_LOG)
     assert output.splitlines()[0] == "a netlink socket holds messages that the program has not read"
     assert "begin" in output
 

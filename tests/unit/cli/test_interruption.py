@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from crckpt.store import Repository
 
 # `rm` looks whether a checkpoint was restored, and goes on if that fails.
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import os, signal, sys
 from crckpt import __main__
 from crckpt.store import Repository
@@ -32,7 +32,7 @@ def test_interruption_ends_a_command_that_continues_after_errors(
     checkpoint = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
     words = ("rm", checkpoint.id, "--store", str(repository.root), *(["--json"] if as_json else []))
     result = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *words],
+        [sys.executable, "-c", INTERRUPTED_PROGRAM, *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

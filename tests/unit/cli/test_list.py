@@ -33,7 +33,7 @@ def test_each_checkpoint_is_one_line(
     assert (result["pending"], result["unreadable"]) == ([], [])
 
 
-NARROW = """
+LISTING_PROGRAM = """
 import sys
 from crckpt.cli.app import run
 sys.exit(run(["list", "--store", sys.argv[1]]))
@@ -57,7 +57,7 @@ def test_lines_fit_the_terminal(
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(inside, (24, columns))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    argv = [sys.executable, "-c", NARROW, str(repository.root)]
+    argv = [sys.executable, "-c", LISTING_PROGRAM, str(repository.root)]
     subprocess.run(argv, stdout=inside, env=environment, check=True)
     os.close(inside)
     lines = os.read(terminal, 1 << 16).decode().splitlines()

@@ -11,7 +11,7 @@ import pytest
 from command_line import CommandLine
 from image_sets import described, of_pages, store
 from msgspec.structs import asdict, replace
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.cli.app import make_parser, run
 from crckpt.cli.migrate import find_failure, make_options, summary_lines
@@ -188,7 +188,7 @@ def test_unreachable_host_is_tried_once(
     ssh.parent.mkdir()
     ssh.write_text(f"#!/bin/sh\necho >>{tries}\necho no route >&2\nexit 255\n")
     ssh.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch, program(WAITS) as one, program(WAITS) as other:
+    with pytest.MonkeyPatch.context() as patch, program(WAIT_STATEMENTS) as one, program(WAIT_STATEMENTS) as other:
         patch.setenv("PATH", f"{ssh.parent}:/usr/bin:/bin:/usr/sbin:/sbin")
         for number, process in enumerate((one, other)):
             details = {"root": asdict(read(process.pid).identity)}

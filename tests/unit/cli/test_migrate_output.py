@@ -13,19 +13,19 @@ from crckpt.model import CheckpointId
 
 ID = CheckpointId("ab" * 32)
 ROUND = RoundSummary(raw_bytes=4096, sent_bytes=100, seconds=1.0, frozen_ms=5.0, estimated_ms=200.0)
-MOVED = MigrateResult(
+MOVE_RESULT = MigrateResult(
     "app", "node2", "3f0c9a7be1d24c58", 12, ID, (ROUND, ROUND), "little was left to copy", 100, 4096, 250.0, 1.5
 )
-CHECKED = MigrateResult("app", "node2", is_check=True, memory_bytes=1 << 20)
-RESUMED = MigrateResult("app", "node2", "3f0c9a7be1d24c58", None, ID)
+CHECK_RESULT = MigrateResult("app", "node2", is_check=True, memory_bytes=1 << 20)
+RESUME_RESULT = MigrateResult("app", "node2", "3f0c9a7be1d24c58", None, ID)
 
 
 @pytest.mark.parametrize(
     ("result", "runs_on", "text"),
     [
-        (MOVED, "destination", "app runs on node2 as PID 12: downtime 250 ms; 100 B sent for 4.0 KiB of images"),
-        (CHECKED, "source", "app can be moved to node2: it has 1.0 MiB of memory to send, before compression"),
-        (RESUMED, "destination", "app runs on node2; the connection was lost, so the downtime is not known"),
+        (MOVE_RESULT, "destination", "app runs on node2 as PID 12: downtime 250 ms; 100 B sent for 4.0 KiB of images"),
+        (CHECK_RESULT, "source", "app can be moved to node2: it has 1.0 MiB of memory to send, before compression"),
+        (RESUME_RESULT, "destination", "app runs on node2; the connection was lost, so the downtime is not known"),
     ],
 )
 def test_result_tells_where_the_program_runs(result: MigrateResult, runs_on: str, text: str) -> None:
@@ -38,7 +38,7 @@ def test_result_tells_where_the_program_runs(result: MigrateResult, runs_on: str
     convert(to_builtins(document), MigrateDocument)
 
 
-@pytest.mark.parametrize("result", [MOVED, RESUMED])
+@pytest.mark.parametrize("result", [MOVE_RESULT, RESUME_RESULT])
 def test_result_tells_how_to_attach_to_the_new_terminal(result: MigrateResult) -> None:
     lines = list(result_lines(replace(result, terminal_log="/var/log/crckpt/app.log"), "/opt/crckpt"))
     expected = (

@@ -26,7 +26,7 @@ def test_no_bar_is_drawn_without_a_terminal(
     assert capsys.readouterr().err == ""
 
 
-DRAWS = """
+DRAWING_PROGRAM = """
 import sys
 from crckpt.cli.output import form
 from crckpt.cli.progress import progress_bars
@@ -40,7 +40,7 @@ with progress_bars("copying", "verifying") as (_, progress):
 @pytest.mark.parametrize(("word", "is_drawn"), [("text", True), ("json", False), ("quiet", False)])
 def test_bar_on_a_terminal_shows_progress(word: str, is_drawn: bool) -> None:
     terminal, inside = pty.openpty()
-    argv = [sys.executable, "-c", DRAWS, word]
+    argv = [sys.executable, "-c", DRAWING_PROGRAM, word]
     with subprocess.Popen(argv, stderr=inside, env={**os.environ, "TERM": "xterm"}) as process:
         os.close(inside)
         drawn = b""
@@ -53,7 +53,7 @@ def test_bar_on_a_terminal_shows_progress(word: str, is_drawn: bool) -> None:
     assert (b"4.0/4.0 MiB" in drawn) == is_drawn
 
 
-WAITS = """
+PROGRAM_THAT_ASKS_A_QUESTION = """
 from crckpt.cli.progress import progress_bars
 with progress_bars("copying", "sending", waits=True) as (_, progress):
     input("password: ")
@@ -67,7 +67,7 @@ def test_waiting_bar_does_not_overwrite_a_question() -> None:
     pipe = subprocess.PIPE
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(
-        [sys.executable, "-c", WAITS], stdin=pipe, stdout=inside, stderr=inside, env=environment
+        [sys.executable, "-c", PROGRAM_THAT_ASKS_A_QUESTION], stdin=pipe, stdout=inside, stderr=inside, env=environment
     ) as process:
         os.close(inside)
         assert process.stdin is not None

@@ -13,12 +13,12 @@ from crckpt.criu.explain import explain
 
 LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
-OF_A_RELEASE = {"crashed-later": "(00.001234) Version: 4.1 (gitid 0)\n"}
+VERSION_LINES = {"crashed-later": "(00.001234) Version: 4.1 (gitid 0)\n"}
 """What a log says before that line, where the same line has another cause in an older CRIU."""
-OF_OTHERS = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
+CAUSES_OF_OTHER_PROGRAMS = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
 """What others say, who do not begin with a time as CRIU does."""
 FAILED = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n"
-AFTER = {
+LINES_AFTER = {
     **{entry.key: FAILED for entry in SILENT},
     "executable-memory": "(00.02) Error (criu/cr-dump.c:1500): Can't infect (pid: 812) with parasite\n",
     "cuda-plugin-off": "(00.02) Error (criu/proc_parse.c:663): Can't handle non-regular mapping on 812's map 7f00\n",
@@ -56,8 +56,8 @@ def test_every_cause_with_a_pattern_has_a_log_line() -> None:
 
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
 def test_line_finds_its_cause(key: str, line: str) -> None:
-    time = "" if key in OF_OTHERS else "(00.012345) "
-    explanation = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{AFTER.get(key, '')}")
+    time = "" if key in CAUSES_OF_OTHER_PROGRAMS else "(00.012345) "
+    explanation = explain(f"{VERSION_LINES.get(key, '')}{time}{line}\n{LINES_AFTER.get(key, '')}")
     assert explanation.finding is not None
     assert explanation.finding.key == key
     assert "{" not in str(explanation.finding)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 from trees import wait_for
 
 from crckpt.criu import engine
@@ -19,7 +19,7 @@ from crckpt.criu.hold import PATIENCE_S
 from crckpt.host import proc
 from crckpt.host.proc.status import read_stat
 
-FAMILY = f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}"
+FAMILY = f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAIT_STATEMENTS}"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def criu() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def root() -> Iterator[int]:
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         yield process.pid
 
 

@@ -155,18 +155,18 @@ except Interrupted as error:
     print(error, "after", log.read_text().split()[-1])
 """
 
-HELD = """
+RUN_WITH_A_HOLD = """
 with holds_at(work / "hold", "post-dump") as (hold,):
     outcome = run_criu((criu, str(log), str(hold.script)), log, hold=hold, in_hold=waiting)
 """
 
-FREE = """
+RUN_WITHOUT_A_HOLD = """
 os.mkfifo(go)
 print("running", flush=True)
 outcome = run_criu(("sh", "-c", f"echo begun > {log}; read line < {go}; echo done >> {log}"), log)
 """
 
-LATE = """
+RUN_BEFORE_THE_HOLD = """
 os.mkfifo(go)
 print("running", flush=True)
 with holds_at(work / "hold", "post-dump") as (hold,):
@@ -188,13 +188,13 @@ def driver(body: str, criu: Path, tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_interruption_in_the_hold_aborts(criu: Path, tmp_path: Path, number: signal.Signals) -> None:
-    process = driver(HELD, criu, tmp_path)
+    process = driver(RUN_WITH_A_HOLD, criu, tmp_path)
     process.send_signal(number)
     assert process.communicate(timeout=SOON)[0] == f"interrupted by {number.name} after undone\n"
 
 
 def test_sigkill_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
-    process = driver(HELD, criu, tmp_path)
+    process = driver(RUN_WITH_A_HOLD, criu, tmp_path)
     process.kill()
     process.communicate(timeout=SOON)
     log = tmp_path / "dump.log"
@@ -203,7 +203,7 @@ def test_sigkill_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
 
 
 def test_interruption_outside_a_hold_waits_for_criu(criu: Path, tmp_path: Path) -> None:
-    process = driver(FREE, criu, tmp_path)
+    process = driver(RUN_WITHOUT_A_HOLD, criu, tmp_path)
     with (tmp_path / "go").open("w") as go:  # opens once CRIU reads
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -213,7 +213,7 @@ def test_interruption_outside_a_hold_waits_for_criu(criu: Path, tmp_path: Path) 
 
 
 def test_interruption_before_the_hold_aborts_it(criu: Path, tmp_path: Path) -> None:
-    process = driver(LATE, criu, tmp_path)
+    process = driver(RUN_BEFORE_THE_HOLD, criu, tmp_path)
     with (tmp_path / "go").open("w") as go:
         process.send_signal(signal.SIGINT)
         go.write("\n")

@@ -176,11 +176,11 @@ def test_run_id_is_found() -> None:
     assert run_id("") is None
 
 
-LAST = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
+LAST_LINE = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 
 
 def test_repeated_line_is_matched_once() -> None:
-    log = "".join(f"(00.{number}) Error (criu/new.c:1): again\n" for number in range(100_000)) + LAST
+    log = "".join(f"(00.{number}) Error (criu/new.c:1): again\n" for number in range(100_000)) + LAST_LINE
     explanation = explain(log)
     assert explanation.finding
     assert explanation.finding.key == "netlink-data"

@@ -15,11 +15,11 @@ DUMP = """\
 (00.04) 812 fdinfo 7: pos:                0 flags:                2/0
 """
 DEVICE = "(00.05) Error (criu/files-ext.c:94): Can't dump file 7 of that type [20600] (chr 10:229)\n"
-MAPPED = (
+DUMP_WITH_A_MAP = (
     DUMP[: DUMP.index("(00.02) Dumping opened")] + "(00.02) Dumping path for -3 fd via self 16 [/usr/lib/libm.so.6]\n"
 )
 UNREADABLE = "(00.05) Error (criu/proc_parse.c:502): Unknown shit 100600 (/secretmem (deleted))\n"
-HIDDEN = "(00.05) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:27, need 65024:28\n"
+HIDDEN_FILE_LINE = "(00.05) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:27, need 65024:28\n"
 LOCKS = "(00.07) Error (criu/file-lock.c:110): Some file locks are hold by dumping tasks!\n"
 MISSING = "(00.02)    812: Error (criu/files-reg.c:2353): Can't open file srv/x on restore: No such file or directory\n"
 SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size 5 (expect 1)\n"
@@ -38,8 +38,8 @@ SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size
             MISSING + SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n",
             "process 812, fd 3",
         ),
-        (MAPPED + UNREADABLE, "process 812 (postgres)"),
-        (MAPPED + HIDDEN, "process 812 (postgres) (/usr/lib/libm.so.6)"),
+        (DUMP_WITH_A_MAP + UNREADABLE, "process 812 (postgres)"),
+        (DUMP_WITH_A_MAP + HIDDEN_FILE_LINE, "process 812 (postgres) (/usr/lib/libm.so.6)"),
         (SIZE + "(00.03)    812: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812, fd 3"),
         (SIZE + "(00.03)    813: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812"),
     ],

@@ -26,7 +26,7 @@ MOST_LOOKS = 50
 LONG = 1 << 22
 """Characters of a log. Its time is compared with that of a shorter one."""
 LESS_LONG = 1 << 19
-SLOW = {
+SLOW_PATTERNS = {
     "a failure without complaint",
     "begins of lines",
     "brackets",
@@ -46,7 +46,7 @@ def make_lines(format_line: Callable[[int], str], size: int) -> str:
     return "".join(format_line(number) for number in range(size // len(format_line(0))))
 
 
-HARD: dict[str, Callable[[int], str]] = {
+HARD_LOGS: dict[str, Callable[[int], str]] = {
     "one line": partial(repeated, "Error (criu/a.c:1): "),
     "a line without end": lambda size: f"(00.01) Error (criu/a.c:1): {'a' * size}",
     "many lines": partial(make_lines, lambda number: f"Error (criu/a.c:1): {number:06}\n"),
@@ -110,13 +110,13 @@ def test_slow_pattern_is_detected() -> None:
     assert find_slow("x.*x.*y", [text]) == [text]
 
 
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("name", HARD_LOGS)
 def test_time_is_linear_in_the_length_of_a_log(name: str) -> None:
     def prepare(size: int) -> Callable[[], object]:
-        text = HARD[name](size)
+        text = HARD_LOGS[name](size)
         return lambda: (is_log(text), explain(text))
 
-    assert grows_linearly(prepare, LESS_LONG if name in SLOW else LONG)
+    assert grows_linearly(prepare, LESS_LONG if name in SLOW_PATTERNS else LONG)
 
 
 def test_time_is_linear_in_the_number_of_known_lines() -> None:

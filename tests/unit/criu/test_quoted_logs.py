@@ -20,11 +20,11 @@ LOGS = TESTS / "data" / "logs"
 LINES = [tuple(line.split("\t", 1)) for line in (LOGS / "lines.tsv").read_text().splitlines()]
 MARK = re.compile(r"^(?:pie: \d+: )?(?:Error|Warn ) \([^)]*\): ")
 TIME = "(00.012345) "
-OF_A_RELEASE = {"crashed-later": "Version: 4.1 (gitid 0)\n"}
-UNTIMED = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
+VERSION_LINES = {"crashed-later": "Version: 4.1 (gitid 0)\n"}
+CAUSES_WITHOUT_TIMES = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
 NO_COMPLAINTS = {"tcp-unsaid", *(entry.key for entry in EARLIER)}
 SILENT_KEYS = {entry.key for entry in SILENT}
-OF_A_FILE = {
+CAUSES_OF_A_FILE = {
     "no-loopback",
     "file-access",
     "plugin-file",
@@ -40,7 +40,7 @@ OF_A_FILE = {
     "sysfs-mount",
 }
 """Some of their lines tell the cause only by the file of CRIU that the mark names."""
-IN_NUMBERS = {"not-permitted", "kernel-lacks"}
+CAUSES_OF_MANY_LINES = {"not-permitted", "kernel-lacks"}
 """Of what runs inside of a process the number at the end of the line counts."""
 FAILED = "(00.02) Error (criu/cr-dump.c:2128): Dumping FAILED.\n"
 
@@ -50,7 +50,7 @@ def without_mark(line: str) -> str:
 
 
 def in_form(line: str, key: str) -> str:
-    return line if key in UNTIMED or not MARK.match(line) else TIME + line
+    return line if key in CAUSES_WITHOUT_TIMES or not MARK.match(line) else TIME + line
 
 
 def between_words(line: str) -> str:
@@ -96,15 +96,15 @@ FORMS: dict[str, Callable[[str, str], str]] = {
     "in a sentence": lambda line, _: f'CRIU fails with "{line}" here.',
     "with Error alone": lambda line, _: MARK.sub("Error: ", line),
 }
-NOT_SO = {
-    "without its mark": OF_A_FILE,
-    "with Error alone": OF_A_FILE,
+EXCEPTIONS_BY_FORM = {
+    "without its mark": CAUSES_OF_A_FILE,
+    "with Error alone": CAUSES_OF_A_FILE,
     # This line had no mark before.
     "without quotes": {"page-server"},
     "with other quotes": {"page-server", "engine-log", "no-socket-diag", "bug-udp-lite"},
-    "in a sentence": IN_NUMBERS,
-    "in a table": IN_NUMBERS,
-    "in bold": IN_NUMBERS,
+    "in a sentence": CAUSES_OF_MANY_LINES,
+    "in a table": CAUSES_OF_MANY_LINES,
+    "in bold": CAUSES_OF_MANY_LINES,
     "in HTML": {"remap", "bug-open-path"},
     # A line that quotes another, which is harmless in itself.
     "in lower case": {"page-server", "engine-log", "no-socket-diag", "bug-udp-lite"},
@@ -118,8 +118,8 @@ def test_each_line_finds_its_cause(form: str) -> None:
     for key, line in some([row for row in LINES if row[0] not in NO_COMPLAINTS], list(FORMS).index(form)):
         text = FORMS[form](line, key)
         failed = FAILED if key in SILENT_KEYS else ""
-        finding = explain(f"{OF_A_RELEASE.get(key, '')}{text}\n{failed}").finding
-        if (finding.key if finding else None) != key and key not in NOT_SO.get(form, ()):
+        finding = explain(f"{VERSION_LINES.get(key, '')}{text}\n{failed}").finding
+        if (finding.key if finding else None) != key and key not in EXCEPTIONS_BY_FORM.get(form, ()):
             other.append((key, finding and finding.key, text))
     assert other == []
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 
 from crckpt.host.process import run
 
@@ -26,7 +26,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def waiting() -> Iterator[subprocess.Popen[bytes]]:
     """A program that does nothing."""
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         yield process
 
 

@@ -18,7 +18,7 @@ from crckpt.host import usage
 from crckpt.host.usage import find_criu_processes, read_host_usage, read_process_usage
 
 MEBIBYTE = 1 << 20
-BUSY = """
+BUSY_PROGRAM = """
 import time
 held = bytearray(b'x' * (64 << 20))
 while time.process_time() < 0.3: pass
@@ -29,7 +29,7 @@ input()
 
 def test_process_uses_memory_and_time() -> None:
     before = datetime.now(UTC)
-    with running(sys.executable, "-c", BUSY) as process:
+    with running(sys.executable, "-c", BUSY_PROGRAM) as process:
         used = read_process_usage(process.pid)
         assert used is not None
         assert 64 * MEBIBYTE < used.memory_bytes < 128 * MEBIBYTE

@@ -9,7 +9,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_trees import NOT_READ
+from image_trees import UNREAD_IMAGES
 
 from crckpt.errors import IntegrityError
 from crckpt.images import wire
@@ -60,7 +60,7 @@ def test_flipped_bits_are_damage_or_readable(images: dict[str, bytes], data: st.
 @given(st.data())
 def test_replaced_messages_are_damage_or_readable(images: dict[str, bytes], data: st.DataObject) -> None:
     """Right framing with any message: damage rarely makes that, an attacker might."""
-    name = data.draw(st.sampled_from(sorted(name for name in images if not name.startswith(NOT_READ))))
+    name = data.draw(st.sampled_from(sorted(name for name in images if not name.startswith(UNREAD_IMAGES))))
     fields = st.tuples(st.integers(1, 22), st.just(wire.VARINT), st.integers(0, 2**64 - 1))
     nested = st.tuples(st.integers(1, 22), st.just(wire.BYTES), st.lists(fields, max_size=12).map(wire.encode))
     payload = wire.encode(data.draw(st.lists(st.one_of(fields, nested), max_size=30)))
@@ -71,7 +71,9 @@ def test_replaced_messages_are_damage_or_readable(images: dict[str, bytes], data
 @FUZZ
 @given(st.data())
 def test_cut_images_are_refused_by_name(images: dict[str, bytes], data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(name for name in images if not name.startswith((*NOT_READ, "ghost-")))))
+    name = data.draw(
+        st.sampled_from(sorted(name for name in images if not name.startswith((*UNREAD_IMAGES, "ghost-"))))
+    )
     cuts = set(range(len(images[name]))) - ends_of_records(images[name])
     cut = images | {name: images[name][: data.draw(st.sampled_from(sorted(cuts)))]}
     with pytest.raises(IntegrityError, match=rf"^{name}: "):

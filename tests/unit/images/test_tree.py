@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from image_trees import NOT_READ, WHERE
+from image_trees import UNREAD_IMAGES, WHERE
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
@@ -26,7 +26,7 @@ def test_executable_and_directories_of_the_root_process_are_read(tree: ImageTree
 def test_missing_images_are_named(images: dict[str, bytes]) -> None:
     for name in images:
         without = {other: data for other, data in images.items() if other != name}
-        if name.startswith((*NOT_READ, "ghost-", "remap-fpath", "tty-info", "fdinfo-", "files", "memfd")):
+        if name.startswith((*UNREAD_IMAGES, "ghost-", "remap-fpath", "tty-info", "fdinfo-", "files", "memfd")):
             continue
         with pytest.raises(IntegrityError, match=rf"^{name} is missing"):
             read_tree(without.__getitem__, without)
@@ -55,7 +55,7 @@ def test_only_needed_images_are_read(images: dict[str, bytes]) -> None:
 
     read_tree(read, images)
     assert sorted(seen) == sorted(set(seen)), "an image is read twice"
-    assert [name for name in seen if name.startswith((*NOT_READ, "ghost-"))] == ["ghost-file-2.img"]
+    assert [name for name in seen if name.startswith((*UNREAD_IMAGES, "ghost-"))] == ["ghost-file-2.img"]
 
 
 def test_tree_without_processes_is_refused(images: dict[str, bytes]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from recorded_moves import record_move
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.host.proc import LiveRoot, identify_live_root
 from crckpt.host.process import run
@@ -23,9 +23,9 @@ from crckpt.migrate.drain import Drain, DrainReport, DrainResult, MoveOutcome, R
 from crckpt.model import JobName
 from crckpt.store import Repository
 
-ERROR = "import json; print(json.dumps({{'error': {{'code': {}, 'message': 'm', 'hint': 'h', 'causes': []}}}}))"
-DONE = 'print(\'{"result": {"check": false, "pid": 7}}\')'
-CHECKED = 'print(\'{"result": {"check": true, "pid": null}}\')'
+FAILING_MOVE = "import json; print(json.dumps({{'error': {{'code': {}, 'message': 'm', 'hint': 'h', 'causes': []}}}}))"
+SUCCEEDING_MOVE = 'print(\'{"result": {"check": false, "pid": 7}}\')'
+SUCCEEDING_CHECK = 'print(\'{"result": {"check": true, "pid": null}}\')'
 
 
 class Lines:
@@ -53,11 +53,11 @@ class Lines:
 def jobs() -> Iterator[tuple[RunningJob, ...]]:
     """Three jobs of live processes."""
     with ExitStack() as stack:
-        pids = [stack.enter_context(program(WAITS)).pid for _ in range(3)]
+        pids = [stack.enter_context(program(WAIT_STATEMENTS)).pid for _ in range(3)]
         yield tuple(RunningJob(JobName(f"job{pid}"), read(pid), 1000) for pid in pids)
 
 
-MUCH = 1 << 40
+MUCH_MEMORY = 1 << 40
 HOST = "node2"
 
 
@@ -78,11 +78,11 @@ def move(
 ) -> DrainResult:
     """Move the jobs, each by its program."""
     commands = {job: (sys.executable, "-c", code) for job, code in zip(jobs, programs, strict=True)}
-    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines())
+    return drain(jobs, repository, commands.__getitem__, at_once, MUCH_MEMORY, report or Lines())
 
 
 def test_failed_move_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
-    result = move(repository, jobs, ERROR.format(24), DONE, CHECKED)
+    result = move(repository, jobs, FAILING_MOVE.format(24), SUCCEEDING_MOVE, SUCCEEDING_CHECK)
     found = {outcome.job: outcome for outcome in result.outcomes}
     stayed, moved, movable = (found[job.job] for job in jobs)
     assert (stayed.outcome, stayed.why, stayed.hint, stayed.result) == ("stayed", "m", "h", None)
@@ -96,13 +96,15 @@ def test_failed_move_does_not_stop_the_others(repository: Repository, jobs: tupl
 def test_exit_codes_tell_where_the_program_is(
     repository: Repository, jobs: tuple[RunningJob, ...], code: int, outcome: str
 ) -> None:
-    (found,) = move(repository, jobs[:1], ERROR.format(code)).outcomes
+    (found,) = move(repository, jobs[:1], FAILING_MOVE.format(code)).outcomes
     assert (found.outcome, found.hint) == (outcome, "h")
 
 
 @pytest.mark.parametrize("code", [30, 31])
 def test_lost_host_is_not_tried_repeatedly(repository: Repository, jobs: tuple[RunningJob, ...], code: int) -> None:
-    found = move(repository, jobs, ERROR.format(code), ERROR.format(30), DONE, at_once=1).outcomes
+    found = move(
+        repository, jobs, FAILING_MOVE.format(code), FAILING_MOVE.format(30), SUCCEEDING_MOVE, at_once=1
+    ).outcomes
     assert [each.job for each in found] == [job.job for job in jobs]
     last = found[2]
     assert (last.outcome, last.why) == ("stayed", "not begun, because two moves before it failed: m")
@@ -112,21 +114,21 @@ def test_lost_host_is_not_tried_repeatedly(repository: Repository, jobs: tuple[R
 @pytest.mark.parametrize(
     "between",
     [
-        DONE,
-        ERROR.format(24),
+        SUCCEEDING_MOVE,
+        FAILING_MOVE.format(24),
         # What the host has sent: it is there.
-        ERROR.format(30).replace("[]", "[], 'from_peer': True"),
+        FAILING_MOVE.format(30).replace("[]", "[], 'from_peer': True"),
     ],
 )
 def test_answering_host_is_tried_again(repository: Repository, jobs: tuple[RunningJob, ...], between: str) -> None:
-    found = move(repository, jobs, ERROR.format(30), between, DONE, at_once=1).outcomes
+    found = move(repository, jobs, FAILING_MOVE.format(30), between, SUCCEEDING_MOVE, at_once=1).outcomes
     assert found[2].outcome == "moved"
 
 
 def test_ended_program_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     # Another start time: the PID belongs to another process now.
     ended = replace(jobs[0], root=replace(jobs[0].root, start=jobs[0].root.start - 1))
-    (found,) = move(repository, (ended,), DONE).outcomes
+    (found,) = move(repository, (ended,), SUCCEEDING_MOVE).outcomes
     assert found.outcome == "ended"
 
 
@@ -141,8 +143,8 @@ Path({str(tmp_path)!r}, sys.argv[1]).touch()
 while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
 """
     lines = Lines()
-    commands = {job: (sys.executable, "-c", meet + DONE, job.job) for job in jobs}
-    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines)
+    commands = {job: (sys.executable, "-c", meet + SUCCEEDING_MOVE, job.job) for job in jobs}
+    result = drain(jobs, repository, commands.__getitem__, 2, MUCH_MEMORY, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     running = most = 0
     for line in lines.lines:
@@ -165,7 +167,7 @@ def test_programs_that_may_not_fit_together_move_one_by_one(
 ) -> None:
     """Each program has 1,000 bytes. The check of the last one decides."""
     lines = Lines()
-    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines)
+    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", SUCCEEDING_MOVE), 3, free_bytes, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     assert [line.split()[0] for line in lines.lines] == kinds.split()
 
@@ -173,7 +175,7 @@ def test_programs_that_may_not_fit_together_move_one_by_one(
 def test_output_lines_are_prefixed_with_the_job(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     lines = Lines()
     half = "import sys; sys.stderr.write('one\\ntw'); sys.stderr.flush(); sys.stderr.write('o\\n'); "
-    move(repository, jobs[:1], half + DONE, report=lines)
+    move(repository, jobs[:1], half + SUCCEEDING_MOVE, report=lines)
     name = jobs[0].job
     assert lines.lines == [f"begin {name}", f"{name}: one", f"{name}: two", f"end {name}"]
 
@@ -185,11 +187,11 @@ def test_long_output_is_read_while_written(repository: Repository, jobs: tuple[R
     assert len(found.result["to_send"]) == 1000
 
 
-KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+KILLED_MOVE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def test_killed_crckpt_leaves_its_program_at_the_source(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
-    (found,) = move(repository, jobs[:1], KILLED).outcomes
+    (found,) = move(repository, jobs[:1], KILLED_MOVE).outcomes
     assert (found.outcome, found.why) == ("stayed", "the crckpt that moved it was ended by signal 9")
 
 
@@ -199,13 +201,13 @@ def test_record_tells_where_the_program_of_a_killed_crckpt_is(
 ) -> None:
     root: LiveRoot = identify_live_root(jobs[0].root)
     recorded = record_move(repository, "source", state, root=root, job=jobs[0].job)  # type: ignore[arg-type]
-    (found,) = move(repository, jobs[:1], KILLED).outcomes
+    (found,) = move(repository, jobs[:1], KILLED_MOVE).outcomes
     hint = f"crckpt migrate --resume {recorded.id}" if outcome == "in-doubt" else ""
     assert (found.outcome, found.hint) == (outcome, hint)
 
 
 def test_command_that_cannot_start_leaves_the_program(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
-    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines())
+    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH_MEMORY, Lines())
     assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
 
 
@@ -218,26 +220,26 @@ def test_moves_run_the_crckpt_command(jobs: tuple[RunningJob, ...]) -> None:
 
 
 # Both end with the process that has started them.
-GIVES_UP = f"""
+ABORTING_MOVE = f"""
 import os, signal, sys, time
 parent = os.getppid()
 def end(*_):
-    {ERROR.format(130)}
+    {FAILING_MOVE.format(130)}
     sys.stdout.flush()
     sys.exit(130)
 signal.signal(signal.SIGTERM, end)
 print("ready", file=sys.stderr, flush=True)
 while os.getppid() == parent: time.sleep(0.1)
 """
-FINISHES = f"""
+FINISHING_MOVE = f"""
 import os, signal, sys, time
 come, parent = [], os.getppid()
 signal.signal(signal.SIGTERM, lambda *_: come.append(1))
 print("ready", file=sys.stderr, flush=True)
 while not come and os.getppid() == parent: time.sleep(0.01)
-{DONE}
+{SUCCEEDING_MOVE}
 """
-DRAIN = """
+DRAINING_PROGRAM = """
 import json, sys
 from pathlib import Path
 from crckpt.host.process.signals import handle_interrupts
@@ -263,8 +265,8 @@ def test_interruption_aborts_uncommitted_moves(
     repository: Repository, jobs: tuple[RunningJob, ...], number: int
 ) -> None:
     """The first move gives up, the second one has passed its commit, the third one waits."""
-    facts = (str(repository.root), [job.root.pid for job in jobs], (GIVES_UP, FINISHES, FINISHES))
-    words = (sys.executable, "-c", DRAIN, *map(json.dumps, facts))
+    facts = (str(repository.root), [job.root.pid for job in jobs], (ABORTING_MOVE, FINISHING_MOVE, FINISHING_MOVE))
+    words = (sys.executable, "-c", DRAINING_PROGRAM, *map(json.dumps, facts))
     # In a group of its own: ^C reaches all of a terminal's foreground group.
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from image_sets import described, of_pages, store
 from msgspec.structs import asdict, replace
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
@@ -22,7 +22,7 @@ from crckpt.model import CheckpointId, JobName, StoreId, Task
 from crckpt.store import Checkpoint, Repository
 
 MANY_BYTES = 64 << 20
-LARGE = f"memory = bytearray(os.urandom(1 << 20)) * {MANY_BYTES >> 20}; {WAITS}"
+LARGE = f"memory = bytearray(os.urandom(1 << 20)) * {MANY_BYTES >> 20}; {WAIT_STATEMENTS}"
 
 
 class Found(NamedTuple):
@@ -77,7 +77,7 @@ def stored(repository: Repository, tmp_path: Path) -> Store:
 @pytest.fixture
 def waiting() -> Iterator[int]:
     """The PID of a program that waits."""
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         yield process.pid
 
 
@@ -98,7 +98,7 @@ def test_largest_job_comes_first(stored: Store, waiting: int) -> None:
 
 
 def test_ended_program_is_not_found(stored: Store) -> None:
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         stored.record("job", process.pid)
         assert stored.find_names() == ["job"]
     assert stored.find() == ((), ())
@@ -142,7 +142,7 @@ def test_only_the_later_of_two_jobs_of_one_program_is_moved(stored: Store, waiti
 PARENT = f"""
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-{WAITS}
+{WAIT_STATEMENTS}
 """
 
 

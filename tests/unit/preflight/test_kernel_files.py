@@ -15,11 +15,13 @@ from crckpt.preflight.kernel_files import PROC, SYSFS, make_judge, may_keep, may
 CGROUP2, DEBUGFS, EXT4 = 0x63677270, 0x64626720, 0xEF53
 READS, WRITES = os.O_RDONLY, os.O_WRONLY
 OWN, CHILD, STRONGER, OUTSIDE = 10, 11, 12, 99
-EVERYTHING = 0b111
+ALL_CAPABILITIES = 0b111
 
 
 def rights(uid: int = 1000, effective: int = 0, permitted: int = 0) -> Rights:
-    return Rights((uid,) * 4, (uid,) * 4, frozenset(), (0, permitted or effective, effective, EVERYTHING, 0), False)
+    return Rights(
+        (uid,) * 4, (uid,) * 4, frozenset(), (0, permitted or effective, effective, ALL_CAPABILITIES, 0), False
+    )
 
 
 TREE = {OWN: rights(), CHILD: rights(), STRONGER: rights(permitted=0b10)}
@@ -95,8 +97,8 @@ def test_files_of_a_process_with_more_rights_are_not_opened(theirs: Rights, may:
     assert may_trace_of(OWN, {OWN: rights(), CHILD: theirs}, ())(CHILD) == may
 
 
-ROOT, USER, BY_USER = rights(0, EVERYTHING), rights(), replace(rights(0, EVERYTHING), uids=(1000, 0, 0, 0))
-AMBIENT = replace(rights(), capabilities=(0b1, 0b1, 0b1, EVERYTHING, 0b1))
+ROOT, USER, BY_USER = rights(0, ALL_CAPABILITIES), rights(), replace(rights(0, ALL_CAPABILITIES), uids=(1000, 0, 0, 0))
+AMBIENT = replace(rights(), capabilities=(0b1, 0b1, 0b1, ALL_CAPABILITIES, 0b1))
 IN_GROUP = replace(rights(), gids=(1000, 5, 5, 5))
 
 
@@ -143,5 +145,9 @@ def test_only_root_that_was_not_started_by_a_user_keeps_every_kernel_file() -> N
 
 
 def test_only_root_with_all_of_our_capabilities_keeps_all_files() -> None:
-    for found, is_root in ((rights(0, EVERYTHING), True), (rights(0, 0b11), False), (rights(1000, EVERYTHING), False)):
+    for found, is_root in (
+        (rights(0, ALL_CAPABILITIES), True),
+        (rights(0, 0b11), False),
+        (rights(1000, ALL_CAPABILITIES), False),
+    ):
         assert (make_judge(OWN, {OWN: found}, (), range(3), {}) is None) is is_root

@@ -14,7 +14,7 @@ from image_sets import Area, ImageSet, area, described, files_of, open_store, pa
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Repository, verify
 
-BEFORE = TESTS / "data/store-with-xxh3"
+OLDER_STORE = TESTS / "data/store-with-xxh3"
 """A store with one checkpoint and fingerprints that are xxh3-128 under the seed in its store.json."""
 
 IMAGES = ImageSet({"pagemap-100.img": [area(10, *range(1, 9))]}, {"core-100.img": b"registers"})
@@ -84,7 +84,7 @@ def test_other_key_makes_other_fingerprints(tmp_path: Path, content: bytes | Non
 
 def test_fingerprints_of_another_function_are_recomputed(tmp_path: Path) -> None:
     """The stored fingerprints are computed again and not trusted."""
-    shutil.copytree(BEFORE, tmp_path / "store")
+    shutil.copytree(OLDER_STORE, tmp_path / "store")
     (tmp_path / "store").chmod(0o700)
     repository = open_store(tmp_path)
     (first,) = repository.checkpoints()

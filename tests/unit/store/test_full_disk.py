@@ -10,7 +10,7 @@ import full_disk
 import pytest
 
 
-@pytest.mark.parametrize("kind", list(full_disk.FULL))
+@pytest.mark.parametrize("kind", list(full_disk.FULL_DISKS))
 def test_full_disk_loses_nothing(kind: str, tmp_path: Path) -> None:
     command = ["unshare", "--mount", sys.executable, full_disk.__file__, str(tmp_path), kind]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

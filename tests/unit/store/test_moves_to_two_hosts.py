@@ -64,8 +64,8 @@ def is_owed(record: Record) -> bool:
 
 RULES = Rules(keeps=is_owed, is_same_store=lambda asked, meant: asked == meant)
 # As it once was: a new move replaces the record, after whichever host it goes to was asked about the old one.
-FORGETS = Rules(keeps=lambda _record: False, is_same_store=lambda asked, meant: asked == meant)
-ASKS_ANYBODY = Rules(keeps=is_owed, is_same_store=lambda _asked, _meant: True)
+RULES_THAT_FORGET_A_HOST = Rules(keeps=lambda _record: False, is_same_store=lambda asked, meant: asked == meant)
+RULES_THAT_ASK_ANY_STORE = Rules(keeps=is_owed, is_same_store=lambda _asked, _meant: True)
 
 
 def at(world: World, number: int, host: Host) -> World:
@@ -255,7 +255,7 @@ def test_no_host_stays_in_doubt_and_two_copies_never_run() -> None:
     assert any(is_in_doubt(world.hosts[0]) and world.hosts[1].tree == "runs" for world in worlds)
 
 
-@pytest.mark.parametrize("rules", [FORGETS, ASKS_ANYBODY], ids=["forgets", "asks anybody"])
+@pytest.mark.parametrize("rules", [RULES_THAT_FORGET_A_HOST, RULES_THAT_ASK_ANY_STORE], ids=["forgets", "asks anybody"])
 def test_search_finds_a_forgotten_host(rules: Rules) -> None:
     lost, _ = find_lost(rules)
     assert lost is not None

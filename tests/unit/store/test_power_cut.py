@@ -20,7 +20,7 @@ from crckpt.store import Repository, Tag, repair, verify
 
 GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
 
-UNSYNCED = ("sync", "sync-directory", "unlink", "rmdir")
+UNNECESSARY_IF_NOTHING_FAILS = ("sync", "sync-directory", "unlink", "rmdir")
 """Before these something is done that is not safe yet."""
 
 Kind = tuple[Kept, Torn]
@@ -162,7 +162,9 @@ def test_power_cut_after_a_kill_keeps_what_was_promised(act: Act, stage: Stage, 
     """The next process relies on data that the killed one has not synced."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
-        names = dict.fromkeys(entry.name for entry in _recorded(forked, copy, act) if entry.verb in UNSYNCED)
+        names = dict.fromkeys(
+            entry.name for entry in _recorded(forked, copy, act) if entry.verb in UNNECESSARY_IF_NOTHING_FAILS
+        )
     followers = (act, GC) if act.adds or act.act == "tag" else (GC, ACTS[0])
     both = replace(act, adds=act.adds + 1)
     for seed, name in enumerate(some([*names], ACTS.index(act))):

@@ -36,7 +36,7 @@ def images(job, number):
     return ImageSet({"pagemap-1.img": [area(0, *range(start + 1, start + 200), *range(number * 9, number * 9 + 30))]})
 """
 
-DUMP = """
+DUMPING_PROGRAM = """
 job = sys.argv[3]
 for number in range(1, 16):
     with tempfile.TemporaryDirectory() as name:
@@ -45,7 +45,7 @@ for number in range(1, 16):
     pause()
 """
 
-RESTORE = """
+RESTORING_PROGRAM = """
 while True:
     for job in ("one", "two", "three"):
         with tempfile.TemporaryDirectory() as name, repository.shared():
@@ -62,7 +62,7 @@ while True:
         pause()
 """
 
-COLLECT = """
+COLLECTING_PROGRAM = """
 while True:
     try:
         with repository.exclusive(timeout=random.choice([0.05, 2])):
@@ -106,9 +106,9 @@ def _read_until(process: subprocess.Popen[str], last: str) -> Iterator[str]:
 
 def test_concurrent_commands_keep_the_store_valid(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
-    dumping = {job: _start(repository.root, DUMP, job) for job in ("one", "two")}
-    killed = _start(repository.root, DUMP, "three", kill_at="manifest-directory.rename:5")
-    reading, collecting = _start(repository.root, RESTORE), _start(repository.root, COLLECT)
+    dumping = {job: _start(repository.root, DUMPING_PROGRAM, job) for job in ("one", "two")}
+    killed = _start(repository.root, DUMPING_PROGRAM, "three", kill_at="manifest-directory.rename:5")
+    reading, collecting = _start(repository.root, RESTORING_PROGRAM), _start(repository.root, COLLECTING_PROGRAM)
     assert _ended(killed)[0] == -signal.SIGKILL
     made = {}
     for job, process in dumping.items():

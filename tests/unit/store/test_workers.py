@@ -12,13 +12,13 @@ from crckpt.errors import Interrupted
 from crckpt.host.process.signals import handle_interrupts
 from crckpt.store.workers import wait_for_result, workers
 
-TAKES_A_LOCK = ("__enter__", "acquire")
+LOCKING_METHODS = ("__enter__", "acquire")
 
 def interrupt_at(number):
     left = number
     def trace(frame, event, _):
         nonlocal left
-        frame.f_trace_opcodes = frame.f_code.co_name in TAKES_A_LOCK
+        frame.f_trace_opcodes = frame.f_code.co_name in LOCKING_METHODS
         if event == "opcode":
             left -= 1
             if not left:

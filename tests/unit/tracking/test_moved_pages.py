@@ -37,8 +37,10 @@ if found >= 0:
     results["scan"] = sum((regions[3 * i + 1] - regions[3 * i]) // 4096 for i in scanned if regions[3 * i + 2] & 128)
 print(json.dumps(results))
 """
-HUGE = 512
-ALIGNED = "result = area(1024); result += -result % (512 * PAGE); LIBC.madvise(ctypes.c_void_p(result), 512 * PAGE, {})"
+PAGES_OF_A_HUGE_PAGE = 512
+ALIGNED_AREA = (
+    "result = area(1024); result += -result % (512 * PAGE); LIBC.madvise(ctypes.c_void_p(result), 512 * PAGE, {})"
+)
 HUGE_PAGE, SMALL_PAGES, MERGEABLE = 14, 15, 12  # MADV_*, linux/mman.h
 
 
@@ -51,7 +53,7 @@ class Dumps:
         self.environment = os.environ | words
         self._target = target
 
-    def dirty(self, place: int, pages: int = HUGE, before: int = 0, meanwhile: str = "") -> set[int]:
+    def dirty(self, place: int, pages: int = PAGES_OF_A_HUGE_PAGE, before: int = 0, meanwhile: str = "") -> set[int]:
         """How many of these pages read as written, by each way to ask. Some are read before by themselves.
 
         `meanwhile` is what CRIU makes the process do after it has read its maps.
@@ -72,18 +74,18 @@ def dumps(library: Path, target: StatementRunner, tmp_path: Path) -> Dumps:
 
 
 def filled(target: StatementRunner, advice: int) -> int:
-    place = target.do(ALIGNED.format(advice))
-    target.do(f"write({place}, range({HUGE}))")
+    place = target.do(ALIGNED_AREA.format(advice))
+    target.do(f"write({place}, range({PAGES_OF_A_HUGE_PAGE}))")
     return place
 
 
 def test_unmoved_pages_are_clean_and_new_ones_dirty(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, SMALL_PAGES)
-    assert dumps.dirty(place) == {HUGE}, "nothing was kept yet"
+    assert dumps.dirty(place) == {PAGES_OF_A_HUGE_PAGE}, "nothing was kept yet"
     assert dumps.dirty(place) == {0}
     assert dumps.dirty(place + 4096 * 100, 100) == {0}, "a part"
     # A scan tells regions, which count as a whole.
-    assert dumps.dirty(place) - {HUGE} == {HUGE - 100}, "of the rest nothing was kept"
+    assert dumps.dirty(place) - {PAGES_OF_A_HUGE_PAGE} == {PAGES_OF_A_HUGE_PAGE - 100}, "of the rest nothing was kept"
 
 
 def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: StatementRunner) -> None:
@@ -97,16 +99,16 @@ def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: StatementRun
 def test_pages_moved_with_their_page_table_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
     """If both addresses are aligned, mremap moves the whole page table with its bits."""
     place, to = filled(target, SMALL_PAGES), filled(target, SMALL_PAGES)
-    low, pages = min(place, to), abs(place - to) // 4096 + HUGE
+    low, pages = min(place, to), abs(place - to) // 4096 + PAGES_OF_A_HUGE_PAGE
     dumps.dirty(low, pages)
-    target.do(f"moved({place}, {HUGE}, {to})")
-    assert dumps.dirty(to) == {HUGE}
+    target.do(f"moved({place}, {PAGES_OF_A_HUGE_PAGE}, {to})")
+    assert dumps.dirty(to) == {PAGES_OF_A_HUGE_PAGE}
 
 
 def test_discarded_memory_read_in_a_huge_page_is_dirty(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, HUGE_PAGE)
-    assert dumps.dirty(place) == {HUGE}
-    target.do(f"drop({place}, {HUGE}); result = ctypes.c_char.from_address({place}).value[0]")
+    assert dumps.dirty(place) == {PAGES_OF_A_HUGE_PAGE}
+    target.do(f"drop({place}, {PAGES_OF_A_HUGE_PAGE}); result = ctypes.c_char.from_address({place}).value[0]")
     assert dumps.dirty(place).isdisjoint({0})
     assert dumps.dirty(place) == {0}, "it is as it was"
 
@@ -117,11 +119,11 @@ def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: StatementRunner)
     dumps.dirty(place)
     assert dumps.dirty(place) == {0}
     with merging():
-        wait_for(lambda: int(count.read_text()) >= HUGE, "pages to be merged")
+        wait_for(lambda: int(count.read_text()) >= PAGES_OF_A_HUGE_PAGE, "pages to be merged")
         # One stays where it was: it is what the others become.
-        assert dumps.dirty(place) <= {HUGE, HUGE - 1, HUGE - 2}
-        target.do(f"LIBC.madvise(ctypes.c_void_p({place}), {HUGE * 4096}, 13)")  # MADV_UNMERGEABLE
-    assert dumps.dirty(place) == {HUGE}
+        assert dumps.dirty(place) <= {PAGES_OF_A_HUGE_PAGE, PAGES_OF_A_HUGE_PAGE - 1, PAGES_OF_A_HUGE_PAGE - 2}
+        target.do(f"LIBC.madvise(ctypes.c_void_p({place}), {PAGES_OF_A_HUGE_PAGE * 4096}, 13)")  # MADV_UNMERGEABLE
+    assert dumps.dirty(place) == {PAGES_OF_A_HUGE_PAGE}
 
 
 def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: StatementRunner) -> None:
@@ -130,7 +132,7 @@ def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: State
     assert dumps.dirty(place) == {0}
     for protection in (1, 3):
         target.do(protected(place, protection))
-        assert dumps.dirty(place) == {HUGE}
+        assert dumps.dirty(place) == {PAGES_OF_A_HUGE_PAGE}
         assert dumps.dirty(place) == {0}
 
 
@@ -150,7 +152,7 @@ def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: StatementRunner
     rest = place + 100 * 4096
     target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
     for _ in range(3):
-        assert dumps.dirty(place, meanwhile=protected(place, 1)) == {HUGE}
+        assert dumps.dirty(place, meanwhile=protected(place, 1)) == {PAGES_OF_A_HUGE_PAGE}
         target.do(protected(place, 0))
 
 
@@ -159,14 +161,14 @@ def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: Statemen
     rest = place + 100 * 4096
     target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
     dumps.dirty(place, meanwhile=protected(place, 1))
-    assert dumps.dirty(place) == {HUGE}
+    assert dumps.dirty(place) == {PAGES_OF_A_HUGE_PAGE}
     assert dumps.dirty(place) == {0}
 
 
 def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: StatementRunner) -> None:
     """The memory is as before if nothing is merged."""
     place = filled(target, SMALL_PAGES)
-    for expected in (HUGE, 0, 0):
+    for expected in (PAGES_OF_A_HUGE_PAGE, 0, 0):
         target.do(protected(place, 0))
         assert dumps.dirty(place, meanwhile=protected(place, 1)) == {expected}
 

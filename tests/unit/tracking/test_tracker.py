@@ -16,8 +16,8 @@ from crckpt.tracking.soft_dirty import SoftDirty
 from crckpt.tracking.tracker import Method, Tracker
 from crckpt.tracking.uffd_wp import UffdWp
 
-FIRST = "this is the first tracked dump of this tree"
-UNCOMMITTED = "the tracker did not see the end of the last dump or round"
+FIRST_DUMP_REASON = "this is the first tracked dump of this tree"
+UNCOMMITTED_REASON = "the tracker did not see the end of the last dump or round"
 
 
 def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
@@ -30,13 +30,15 @@ def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
 def test_rounds_count_from_the_last_committed_dump(target: StatementRunner, method: Method, claims: Path) -> None:
     place = target.do("result = area(64); write(result, range(64))")
     with tracking(target.pid, method, claims) as tracker:
-        assert dump_round(tracker, target.pid) == DumpBasis(None, FIRST, tracks=True, whole=())
+        assert dump_round(tracker, target.pid) == DumpBasis(None, FIRST_DUMP_REASON, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set()
         target.do("write(result, (1, 60))")
         assert pages(tracker, target.pid, place) == {1, 60}
         assert dump_round(tracker, target.pid, name="second") == DumpBasis(at("first"), "", tracks=True, whole=())
         assert tracker.begin() == DumpBasis(at("second"), "", tracks=True, whole=())
-        assert tracker.begin() == DumpBasis(None, UNCOMMITTED, tracks=True, whole=()), "the one before came to nothing"
+        assert tracker.begin() == DumpBasis(None, UNCOMMITTED_REASON, tracks=True, whole=()), (
+            "the one before came to nothing"
+        )
         tracker.check_freeze()
         tracker.commit(at("third"))
         assert tracker.begin().base == at("third")
@@ -130,21 +132,21 @@ def test_ended_tree_is_an_error(target: StatementRunner, method: Method, claims:
             tracker.begin()
 
 
-UNSEEN = {
+UNTRACKED_DEVICES = {
     "an O_DIRECT descriptor": "file = os.open({path!r}, os.O_RDWR | os.O_CREAT | os.O_DIRECT)",
     "an aio ring": "ring = ctypes.c_ulong(); assert LIBC.syscall(206, 8, ctypes.byref(ring)) == 0",
     "an io_uring": "words = (ctypes.c_uint32 * 30)(); ring = LIBC.syscall(425, 8, words); assert ring >= 0",
 }
 
 
-@pytest.mark.parametrize("what", UNSEEN)
+@pytest.mark.parametrize("what", UNTRACKED_DEVICES)
 def test_device_writes_make_the_dump_full(
     target: StatementRunner, method: Method, claims: Path, tmp_path: Path, what: str
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         try:
-            target.do(UNSEEN[what].format(path=str(tmp_path / "file")))
+            target.do(UNTRACKED_DEVICES[what].format(path=str(tmp_path / "file")))
         except AssertionError:
             pytest.skip(f"the test cannot have {what} here")
         began = dump_round(tracker, target.pid, name="second")
@@ -160,7 +162,7 @@ def test_device_seen_before_the_freeze_spoils_the_next_round(
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         assert tracker.begin().base == at("first")
-        target.do(UNSEEN["an O_DIRECT descriptor"].format(path=str(tmp_path / "file")))
+        target.do(UNTRACKED_DEVICES["an O_DIRECT descriptor"].format(path=str(tmp_path / "file")))
         tracker.check_freeze()
         tracker.commit(at("second"))
         target.do("os.close(file)")
@@ -188,5 +190,5 @@ def test_death_of_the_tracker_does_not_affect_the_target(target: StatementRunner
         dying.wait()
     assert target.do("write(result, [1])") == place
     with tracking(target.pid, UffdWp(), claims) as tracker:
-        assert tracker.begin() == DumpBasis(None, FIRST, tracks=True, whole=())
+        assert tracker.begin() == DumpBasis(None, FIRST_DUMP_REASON, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set(range(64)), "every page reads as written"

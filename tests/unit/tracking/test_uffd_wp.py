@@ -18,10 +18,10 @@ from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.dump_basis import DumpBasis
 from crckpt.tracking.uffd_wp import UffdWp
 
-ALONE = 0x4000
-"""MAP_NORESERVE: it does not join its neighbours."""
-OWN = "memory is managed by the program's own userfaultfd"
-FOREIGN = "another process's userfaultfd manages its memory"
+MAP_NORESERVE = 0x4000
+"""linux/mman.h. A mapping with this flag is not merged with those next to it."""
+OWN_USERFAULTFD = "memory is managed by the program's own userfaultfd"
+FOREIGN_USERFAULTFD = "another process's userfaultfd manages its memory"
 
 
 @needs_write_protection
@@ -38,7 +38,7 @@ def test_program_with_its_own_userfaultfd_is_left_alone(
     with tracking(target.pid, UffdWp(), claims) as tracker:
         began = tracker.begin()
         assert (began.base, began.tracks) == (None, False)
-        assert began.why.startswith(f"PID {target.pid}: {OWN if still_open else FOREIGN}")
+        assert began.why.startswith(f"PID {target.pid}: {OWN_USERFAULTFD if still_open else FOREIGN_USERFAULTFD}")
     place = private_anonymous(target.pid)[-1]
     assert is_registered(target.pid, place.start), "its own protection is as it was"
     own.close()
@@ -55,7 +55,7 @@ def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: 
     pager = WriteProtection(taken.descriptor)
     pager.register(AddressRange(place, place + 64 * PAGE))
     with tracking(target.pid, UffdWp(), claims) as tracker:
-        assert tracker.begin().why.startswith(f"PID {target.pid}: {FOREIGN}")
+        assert tracker.begin().why.startswith(f"PID {target.pid}: {FOREIGN_USERFAULTFD}")
     assert all(is_registered(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
     pager.close()
 
@@ -117,7 +117,7 @@ def test_file_mapped_after_crckpt_listed_the_mappings_is_not_tracked(
     """
     (tmp_path / "file").write_bytes(bytes(64 * PAGE))
     target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
-    place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")
+    place = target.do(f"result = area(64, {MAP_NORESERVE}); write(result, range(64))")
     over = f"LIBC.mmap(ctypes.c_void_p({place}), ctypes.c_size_t({64 * PAGE}), 3, {how}, file, ctypes.c_long(0))"
     moment = Moment(place, lambda: target.do(over))
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
@@ -132,7 +132,9 @@ def test_file_mapped_after_crckpt_listed_the_mappings_is_not_tracked(
 @needs_write_protection
 def test_mapping_that_grew_after_the_listing_is_not_split(target: StatementRunner, claims: Path) -> None:
     """The program could not move or grow a split mapping as a whole. The test creates that moment."""
-    place = target.do(f"result = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(result + 64 * PAGE), 64 * PAGE)")
+    place = target.do(
+        f"result = area(128, {MAP_NORESERVE}); LIBC.munmap(ctypes.c_void_p(result + 64 * PAGE), 64 * PAGE)"
+    )
     moment = Moment(place, lambda: target.do(f"resized({place}, 64, 128)"), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
         dump_round(tracker, target.pid)
@@ -147,7 +149,7 @@ def test_mapping_that_was_not_unprotected_is_not_tracked(target: StatementRunner
 
     The test creates that moment.
     """
-    place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")
+    place = target.do(f"result = area(64, {MAP_NORESERVE}); write(result, range(64))")
     other = f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))"
     moment = Moment(place, lambda: target.do(other), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_unprotected()), claims) as tracker:

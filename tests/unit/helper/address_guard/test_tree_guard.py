@@ -13,7 +13,7 @@ from crckpt.host import proc
 from crckpt.model import MoveId
 
 MOVE = MoveId("0123456789abcdef")
-OPENS = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint(flush=True)\ntime.sleep(1000)"
+PROGRAM_WITH_AN_OPEN_LOG = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint(flush=True)\ntime.sleep(1000)"
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["crckpt is killed", "the tree runs"])
@@ -22,7 +22,9 @@ def test_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> None:
     programs = []
     try:
         for _ in range(2):
-            program = subprocess.Popen((sys.executable, "-c", OPENS, log), stdout=subprocess.PIPE, cwd=tmp_path)
+            program = subprocess.Popen(
+                (sys.executable, "-c", PROGRAM_WITH_AN_OPEN_LOG, log), stdout=subprocess.PIPE, cwd=tmp_path
+            )
             programs.append(program)
             assert program.stdout is not None
             assert program.stdout.readline() == b"\n"

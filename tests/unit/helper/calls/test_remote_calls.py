@@ -135,7 +135,7 @@ def test_32_bit_program_is_queried(tmp_path: Path) -> None:
         assert answer.values["no_written_code"] == (1,)
 
 
-LOCKING = """
+PROGRAM_WITH_LOCKED_MEMORY = """
 import ctypes, mmap, sys, threading
 libc = ctypes.CDLL(None)
 def churn():
@@ -151,6 +151,6 @@ sys.stdin.readline()
 @needs_root
 @pytest.mark.parametrize(("flags", "locked"), [("1", None), ("3", (1,)), ("7", (2,))])
 def test_memory_locking_is_read_while_another_thread_maps(flags: str, locked: tuple[int, ...] | None) -> None:
-    with running("/usr/bin/python3", "-c", LOCKING, flags) as process:
+    with running("/usr/bin/python3", "-c", PROGRAM_WITH_LOCKED_MEMORY, flags) as process:
         answers = carry_out([Order(process.pid, process.pid, "ask")] * 200)
         assert {answer.values.get("lock_future") for answer in answers} == {locked}

@@ -23,10 +23,10 @@ from target_processes import PROGRAMS, compile_program, frozen, list_descriptors
 from crckpt.helper.calls.remote_calls import OrderResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
-NOT_RUNNING = "does not run: its control group is frozen, or gives it almost no CPU time"
+NOT_RUNNING_MESSAGE = "does not run: its control group is frozen, or gives it almost no CPU time"
 
 # A filter that kills the process for userfaultfd (linux/seccomp.h): it loads the call's number, compares, kills.
-FILTERED = """
+PROGRAM_WITH_A_KILLING_FILTER = """
 import ctypes, struct, sys
 program = ctypes.create_string_buffer(struct.pack("=HBBIHBBIHBBIHBBI",
     0x20, 0, 0, 0, 0x15, 0, 1, 323, 0x06, 0, 0, 0x80000000, 0x06, 0, 0, 0x7FFF0000))
@@ -122,10 +122,10 @@ def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
 
 
 def test_killing_seccomp_filter_is_suspended() -> None:
-    with running(sys.executable, "-c", FILTERED) as process:
+    with running(sys.executable, "-c", PROGRAM_WITH_A_KILLING_FILTER) as process:
         assert entered(process.pid).descriptor >= 0
         assert output_after(process, "go on\n") == "lives"
-    with running(sys.executable, "-c", FILTERED) as process:
+    with running(sys.executable, "-c", PROGRAM_WITH_A_KILLING_FILTER) as process:
         assert output_after(process, "call\n") == "", "the filter is in force again for the program itself"
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
     drop = shutil.which("capsh")
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
-    with running(sys.executable, "-c", FILTERED) as process:
+    with running(sys.executable, "-c", PROGRAM_WITH_A_KILLING_FILTER) as process:
         imports = "from crckpt.helper.calls.remote_calls import take_userfaultfds"
         asks = f"{imports}; print(take_userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
@@ -259,7 +259,7 @@ def test_process_that_does_not_stop_is_released(program: str) -> None:
             check=True,
             cwd=PROJECT,
         )
-        assert result.stdout == f"PID {process.pid} {NOT_RUNNING}\n"
+        assert result.stdout == f"PID {process.pid} {NOT_RUNNING_MESSAGE}\n"
         assert tracer(process.pid) == 0, "the death of who seized it has let it go"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         os.kill(child, signal.SIGKILL)
@@ -272,7 +272,7 @@ def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
         for _ in range(3):
             with frozen(process.pid) as group:
                 result = entered(process.pid)
-                assert result.why == f"PID {process.pid} {NOT_RUNNING}"
+                assert result.why == f"PID {process.pid} {NOT_RUNNING_MESSAGE}"
                 assert "cgroup.freeze" in result.hint
                 assert "frozen 1" in (group / "cgroup.events").read_text()
         assert tracer(process.pid) == 0
@@ -294,7 +294,7 @@ def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 os.kill(tracer(process.pid), number)
             asking.join()
-            assert results[0].why == f"PID {process.pid} {NOT_RUNNING}"
+            assert results[0].why == f"PID {process.pid} {NOT_RUNNING_MESSAGE}"
         assert output_after(process, "z\n") == f"read {ord('z')}"
 
 

@@ -19,7 +19,7 @@ from target_processes import state, wait_for
 from crckpt.helper.terminal.protocol import ATTACH, DESCRIBE, LONGEST, RESIZE
 
 WITHIN_S = 60
-ATTACHED = """
+ATTACHING_PROGRAM = """
 import signal, sys, threading, time
 from pathlib import Path
 from crckpt.errors import Interrupted
@@ -49,7 +49,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 def test_signal_ends_attach(listener: socket.socket) -> None:
     master, slave = os.openpty()
-    words = (sys.executable, "-c", ATTACHED, listener.getsockname())
+    words = (sys.executable, "-c", ATTACHING_PROGRAM, listener.getsockname())
     process = subprocess.Popen(words, stdin=slave, stdout=subprocess.PIPE, text=True)
     os.close(slave)
     try:
@@ -72,7 +72,7 @@ def test_signal_ends_attach(listener: socket.socket) -> None:
         os.close(master)
 
 
-HOLDS = """
+HOLDING_PROGRAM = """
 import signal, socket, subprocess, threading
 from crckpt.host.process.signals import forward_signals
 from crckpt.helper.terminal.client import TerminalHolder
@@ -96,7 +96,7 @@ print(TerminalHolder(StartedHelper(TERMINAL, ours, program), -1).wait(program.pi
 
 
 def test_signal_reaches_a_program_on_a_held_terminal() -> None:
-    process = subprocess.Popen((sys.executable, "-c", HOLDS), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen((sys.executable, "-c", HOLDING_PROGRAM), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     program = int(process.stdout.readline())
     try:

@@ -12,7 +12,9 @@ import pytest
 from crckpt.host import proc
 from crckpt.host.attributes.descriptors import DescriptorRecord, read_descriptors, restore_descriptor
 
-HELD = "import os, sys, time; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print(flush=True); time.sleep(60)"
+PROGRAM_WITH_AN_OPEN_FILE = (
+    "import os, sys, time; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print(flush=True); time.sleep(60)"
+)
 
 
 def read(path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[DescriptorRecord, ...], list[int]]:
@@ -24,7 +26,9 @@ def read(path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[DescriptorRe
         return bytes(4)
 
     monkeypatch.setattr("fcntl.ioctl", ask)
-    with subprocess.Popen(["python3", "-c", HELD, path], stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        ["python3", "-c", PROGRAM_WITH_AN_OPEN_FILE, path], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:

@@ -12,7 +12,7 @@ from crckpt.host.attributes.signal_owners import add_signal_owners
 from crckpt.host.proc.task_states import FileOwner, TaskStates, read_task_states
 
 # A pipe whose signals user 1 sends, inherited by a child of user 2. F_SETOWN of a group: its negative number.
-OWNS = """
+PROGRAM_WITH_SIGNAL_OWNERS = """
 import ctypes, fcntl
 ctypes.CDLL(None).unshare({namespaces})
 if os.fork():
@@ -43,7 +43,7 @@ CLONE_NEWPID = 0x20000000
 
 
 def read_owners(namespaces: int) -> tuple[TaskStates, list[int]]:
-    with program(OWNS.format(namespaces=namespaces)) as process:
+    with program(PROGRAM_WITH_SIGNAL_OWNERS.format(namespaces=namespaces)) as process:
         (parent,) = proc.children(process.pid)
         (child,) = proc.children(parent)
         states = add_signal_owners(read_task_states(process.pid))

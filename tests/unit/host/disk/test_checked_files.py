@@ -29,19 +29,19 @@ from crckpt.host.disk.log_excerpt import read_file_ends
 
 NOBODY = 65534
 LONGEST = "\U0001f600" * 63  # 252 of the 255 bytes that a name may have
-MOST = 1 << 20
+MOST_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 300_000])
 def test_whole_file_is_read(tmp_path: Path, size: int) -> None:
     content = bytes(number % 251 for number in range(size))
     (tmp_path / "file").write_bytes(content)
-    assert read_checked(tmp_path / "file", MOST) == content
+    assert read_checked(tmp_path / "file", MOST_BYTES) == content
     directory = open_directory(tmp_path)
-    assert read_checked("file", MOST, within=directory) == content
+    assert read_checked("file", MOST_BYTES, within=directory) == content
     os.close(directory)
     with pytest.raises(FileNotFoundError):
-        read_checked(tmp_path / "none", MOST)
+        read_checked(tmp_path / "none", MOST_BYTES)
 
 
 def _link(path: Path) -> None:
@@ -64,7 +64,7 @@ def _of_a_terabyte(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
-PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
+PLANTED_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (_link, "is a symbolic link"),
     "dangling": (lambda path: path.symlink_to("/nonexistent"), "is a symbolic link"),
     "directory": (Path.mkdir, "is a directory"),
@@ -75,24 +75,24 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("kind", PLANTED_FILES)
 def test_planted_file_is_refused(kind: str, tmp_path: Path) -> None:
-    plant, words = PLANTED[kind]
+    plant, words = PLANTED_FILES[kind]
     plant(tmp_path / "file")
     for attempt in (
-        lambda: read_checked(tmp_path / "file", MOST),
+        lambda: read_checked(tmp_path / "file", MOST_BYTES),
         lambda: open_lock(tmp_path / "file", "lock"),
     ):
         with pytest.raises(IntegrityError, match=words):
             attempt()
     if kind == "nobody":
-        assert read_checked(tmp_path / "file", MOST, owner=NOBODY) == b"theirs"
+        assert read_checked(tmp_path / "file", MOST_BYTES, owner=NOBODY) == b"theirs"
 
 
 def test_sizes_are_checked_before_reading(tmp_path: Path) -> None:
     _of_a_terabyte(tmp_path / "file")
     with pytest.raises(IntegrityError, match="has 1099511627776 bytes; such a file may have at most 1048576"):
-        read_checked(tmp_path / "file", MOST)
+        read_checked(tmp_path / "file", MOST_BYTES)
     with pytest.raises(IntegrityError, match="is a sparse file of"):
         open_checked(tmp_path / "file")
     with pytest.raises(IntegrityError, match="has more than 10 bytes"):

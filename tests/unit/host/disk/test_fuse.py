@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Mount it, and read from it when told; in a mount namespace that nobody else looks at.
-READS = """
+READING_PROGRAM = """
 import os, subprocess, sys
 server, mount, silent, pid, user = sys.argv[1:]
 with subprocess.Popen([sys.executable, server, mount, silent, pid], stdout=subprocess.PIPE) as process:
@@ -85,7 +85,7 @@ def started(base: Path, user: int = 0) -> Iterator[Reader]:
     (base / "mount").mkdir()
     words = (str(TESTS / "programs/silent_fuse.py"), base / "mount", base / "silent", base / "server", str(user))
     process = subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", READS, *map(str, words)],
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", READING_PROGRAM, *map(str, words)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

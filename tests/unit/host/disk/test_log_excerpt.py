@@ -12,14 +12,14 @@ import pytest
 
 from crckpt.host.disk.log_excerpt import MOST_STREAMED, EndlessError, NoFileError, read_file_ends, read_stream_ends
 
-MOST = 1 << 21
+MOST_BYTES = 1 << 21
 
 
-@pytest.mark.parametrize("size", [0, 1, MOST - 1, MOST])
+@pytest.mark.parametrize("size", [0, 1, MOST_BYTES - 1, MOST_BYTES])
 def test_short_log_is_read_completely(tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     (tmp_path / "log").write_bytes(content)
-    assert read_file_ends(tmp_path / "log", MOST) == content
+    assert read_file_ends(tmp_path / "log", MOST_BYTES) == content
 
 
 def test_both_ends_of_a_long_log_are_read(tmp_path: Path) -> None:
@@ -27,9 +27,9 @@ def test_both_ends_of_a_long_log_are_read(tmp_path: Path) -> None:
         file.write(b"begin")
         file.seek(1 << 40)
         file.write(b"end")
-    read = read_file_ends(tmp_path / "log", MOST)
-    assert len(read) == MOST + 1
-    assert (read[:5], read[-3:], read[MOST // 2 : MOST // 2 + 1]) == (b"begin", b"end", b"\n")
+    read = read_file_ends(tmp_path / "log", MOST_BYTES)
+    assert len(read) == MOST_BYTES + 1
+    assert (read[:5], read[-3:], read[MOST_BYTES // 2 : MOST_BYTES // 2 + 1]) == (b"begin", b"end", b"\n")
 
 
 def test_link_is_followed(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ def stream(chunks: Iterator[bytes]) -> int:
 
 
 def test_stream_is_read_like_a_file() -> None:
-    for size in (0, 100, MOST, 3 * MOST):
+    for size in (0, 100, MOST_BYTES, 3 * MOST_BYTES):
         content = os.urandom(size)
         reading = stream(iter([content]))
-        read = read_stream_ends(reading, MOST)
+        read = read_stream_ends(reading, MOST_BYTES)
         os.close(reading)
-        if size <= MOST:
+        if size <= MOST_BYTES:
             assert read == content
         else:
-            assert read == content[: MOST // 2] + b"\n" + content[-MOST // 2 :]
+            assert read == content[: MOST_BYTES // 2] + b"\n" + content[-MOST_BYTES // 2 :]
 
 
 def test_file_as_a_stream_is_read_from_its_offset(tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ def test_file_as_a_stream_is_read_from_its_offset(tmp_path: Path) -> None:
 
 def test_endless_stream_is_refused() -> None:
     with Path("/dev/zero").open("rb") as zeros, pytest.raises(EndlessError) as caught:
-        read_stream_ends(zeros.fileno(), MOST)
+        read_stream_ends(zeros.fileno(), MOST_BYTES)
     assert caught.value.strerror == f"is longer than {MOST_STREAMED >> 20} MiB"

@@ -16,8 +16,8 @@ from target_processes import running, wait_for
 from crckpt.host.namespaces import memory_limit
 
 LIMIT = 64 << 20
-GREEDY = "a = []\nwhile True: a.append(bytes(b'x' * (1 << 20)))"
-MAKES_ONE = f"""
+GREEDY_PROGRAM = "a = []\nwhile True: a.append(bytes(b'x' * (1 << 20)))"
+GROUP_MAKING_PROGRAM = f"""
 import sys
 from pathlib import Path
 from crckpt.host.namespaces import memory_limit
@@ -58,7 +58,7 @@ def wait_until_removed(path: Path) -> None:
 
 def test_process_over_the_limit_is_killed(group: memory_limit.MemoryGroup) -> None:
     assert not group.ran_out
-    result = subprocess.run([*group.joining, "python3", "-c", GREEDY], stderr=subprocess.DEVNULL, check=False)
+    result = subprocess.run([*group.joining, "python3", "-c", GREEDY_PROGRAM], stderr=subprocess.DEVNULL, check=False)
     assert result.returncode < 0
     assert group.ran_out
 
@@ -122,7 +122,7 @@ def test_groups_removed_concurrently_are_ignored(group: memory_limit.MemoryGroup
 
 
 def test_group_removed_before_it_is_locked_is_made_again(top: Path) -> None:
-    with running(sys.executable, "-c", MAKES_ONE, str(top)) as other:
+    with running(sys.executable, "-c", GROUP_MAKING_PROGRAM, str(top)) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         go = partial(other.stdin.write, "\n")

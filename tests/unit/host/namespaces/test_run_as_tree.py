@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 
 from crckpt.host.namespaces.run_as_tree import TreeRights, rights_of, start
 from crckpt.images.core import Rights
@@ -31,7 +31,7 @@ def init() -> Iterator[int]:
     """A process of the namespaces: our own ones."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to join namespaces")
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         yield process.pid
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 
 from crckpt.host import proc
 from crckpt.host.observe import epolls
@@ -125,13 +125,13 @@ def test_epoll_is_lost_if_the_process_that_creates_it_lacks_the_watched_file() -
         epoll.register(watched)
         ours = proc.descriptors(os.getpid())
         for inherited, is_lost in ((watched, False), (other, True)):
-            with program(WAITS, epoll.fileno(), inherited) as child:
+            with program(WAIT_STATEMENTS, epoll.fileno(), inherited) as child:
                 both = (*ours, *proc.descriptors(child.pid))
                 assert find_lost(both, {}) == ()
                 found = find_lost(both, {child.pid: 1, os.getpid(): 2})
                 assert found == ((LostEpoll(os.getpid(), epoll.fileno(), child.pid),) if is_lost else ())
         # The child has another file by that number.
-        with program(f"os.dup2({other}, {watched})\n{WAITS}", epoll.fileno(), watched, other) as child:
+        with program(f"os.dup2({other}, {watched})\n{WAIT_STATEMENTS}", epoll.fileno(), watched, other) as child:
             assert find_lost((*ours, *proc.descriptors(child.pid)), {child.pid: 1, os.getpid(): 2})
 
 
@@ -153,7 +153,7 @@ def test_epoll_of_a_file_that_an_earlier_process_has_by_another_number_is_lost()
         watched = os.eventfd(0)
         code = (
             f"import select; epoll = select.epoll(); watched = os.dup({watched}); epoll.register(watched)\n"
-            f"os.close(watched)\n{WAITS}"
+            f"os.close(watched)\n{WAIT_STATEMENTS}"
         )
         with program(code, watched) as child:
             theirs = proc.descriptors(child.pid)

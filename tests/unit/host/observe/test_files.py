@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 
 from crckpt.host import proc
 from crckpt.host.observe.files import (
@@ -50,7 +50,7 @@ memory = mmap.mmap(os.open({str(file)!r}, os.O_RDONLY), 4096, prot=mmap.PROT_REA
 os.closerange(file + 1, file + 3)
 os.chdir({str(hides)!r})
 """
-    with program(code + WAITS) as process:
+    with program(code + WAIT_STATEMENTS) as process:
         assert find(process.pid) == ()
         hide(hides)
         found = find(process.pid)
@@ -62,7 +62,7 @@ os.chdir({str(hides)!r})
 def test_other_file_of_the_same_name_hides_the_first(hides: Path) -> None:
     """A deleted file is saved with its content."""
     code = f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n"
-    with program(code + WAITS) as process:
+    with program(code + WAIT_STATEMENTS) as process:
         hide(hides)
         (hides / "file").touch()
         assert [(each.path, each.why) for each in find(process.pid)] == [(str(hides / "file"), "hidden")]
@@ -75,7 +75,7 @@ def test_other_file_of_the_same_name_hides_the_first(hides: Path) -> None:
 def test_file_of_an_unmounted_file_system_is_unreachable(hides: Path) -> None:
     hide(hides)
     (hides / "file").touch()
-    with program(f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n{WAITS}") as process:
+    with program(f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n{WAIT_STATEMENTS}") as process:
         assert find(process.pid) == ()
         subprocess.run(["umount", "--lazy", hides], check=True)
         (found,) = find(process.pid)
@@ -87,7 +87,7 @@ def test_device_of_an_unmounted_file_system_is_unreachable(hides: Path) -> None:
     hide(hides)
     os.mknod(hides / "null", 0o600 | stat.S_IFCHR, Path("/dev/null").stat().st_rdev)
     names = (str(hides / "null"), "/dev/null")
-    with program(f"files = [os.open(name, os.O_RDONLY) for name in {names!r}]\n{WAITS}") as process:
+    with program(f"files = [os.open(name, os.O_RDONLY) for name in {names!r}]\n{WAIT_STATEMENTS}") as process:
         assert find(process.pid) == ()
         subprocess.run(["umount", "--lazy", hides], check=True)
         (found,) = find(process.pid)
@@ -95,11 +95,13 @@ def test_device_of_an_unmounted_file_system_is_unreachable(hides: Path) -> None:
 
 
 def test_memory_files_count_as_reachable() -> None:
-    with program(f"file = os.memfd_create('x')\nother = os.open('/proc/self', os.O_RDONLY)\n{WAITS}") as process:
+    with program(
+        f"file = os.memfd_create('x')\nother = os.open('/proc/self', os.O_RDONLY)\n{WAIT_STATEMENTS}"
+    ) as process:
         assert find(process.pid) == ()
 
 
-LINKED = """
+PROGRAM_WITH_REMOVED_NAMES = """
 import mmap
 def opened(name, other):
     file = os.open(name, os.O_RDWR | os.O_CREAT)
@@ -117,7 +119,7 @@ os.closerange(gone + 1, gone + 9)
 
 def test_files_that_lost_one_of_their_names_are_found(tmp_path: Path) -> None:
     """The files are open or mapped. A file without any name is in the checkpoint, and not listed."""
-    with program(LINKED.format(str(tmp_path)) + WAITS) as process:
+    with program(PROGRAM_WITH_REMOVED_NAMES.format(str(tmp_path)) + WAIT_STATEMENTS) as process:
         found = find_unlinked_files([process.pid], proc.descriptors(process.pid))
         assert found == (f"{tmp_path}/c", f"{tmp_path}/f")
 
@@ -125,7 +127,7 @@ def test_files_that_lost_one_of_their_names_are_found(tmp_path: Path) -> None:
 def test_files_that_a_restore_needs_from_memory_file_systems_are_found(hides: Path) -> None:
     """The directory itself and files in the checkpoint are not needed."""
     hide(hides)
-    with program(LINKED.format(str(hides)) + WAITS) as process:
+    with program(PROGRAM_WITH_REMOVED_NAMES.format(str(hides)) + WAIT_STATEMENTS) as process:
         opened = proc.descriptors(process.pid)
         assert find_volatile_files([process.pid], opened, ()) == tuple(f"{hides}/{name}" for name in "acf")
         names = (f"{hides}/socket", f"{hides}/inner/socket", "@abstract", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from own_process import descriptors as own_descriptors
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 
 from crckpt.host import proc
 from crckpt.host.observe.descriptors import (
@@ -46,7 +46,7 @@ def test_pipe_without_another_end_is_found(closed: str) -> None:
     ends = dict(zip(("reader", "writer"), os.pipe(), strict=True))
     inode = os.fstat(ends["reader"]).st_ino
     kept = ends["writer" if closed == "reader" else "reader"]
-    with program(WAITS, kept) as process:
+    with program(WAIT_STATEMENTS, kept) as process:
         assert inode not in find_closed_pipes(proc.descriptors(process.pid)), "we have it"
         os.close(ends.pop(closed))
         assert inode in find_closed_pipes(proc.descriptors(process.pid))

@@ -30,7 +30,7 @@ with (
     sys.stdin.read()
 """
 
-CONNECTS = """
+CONNECTING_PROGRAM = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
     listener.bind("")
@@ -43,7 +43,7 @@ with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as
     sys.stdin.read()
 """
 
-IN_FLIGHT = """
+PROGRAM_WITH_A_DESCRIPTOR_IN_FLIGHT = """
 import socket, sys
 one, other = socket.socketpair()
 carrier, receiver = socket.socketpair()
@@ -53,7 +53,7 @@ print(flush=True)
 sys.stdin.read()
 """
 
-HEIRS = """
+PROGRAM_WITH_A_CHILD = """
 import os, sys
 if os.fork():
     print(flush=True)
@@ -101,7 +101,7 @@ def test_tree_without_sockets_has_no_connections() -> None:
 
 def test_connection_to_us_is_reported_once() -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, program(HEIRS, theirs.fileno()) as process:
+    with ours, theirs, program(PROGRAM_WITH_A_CHILD, theirs.fileno()) as process:
         number = theirs.fileno()
         theirs.close()
         (end,) = look(process.pid).outside_ends
@@ -109,7 +109,7 @@ def test_connection_to_us_is_reported_once() -> None:
 
 
 def test_connection_created_during_the_observation_is_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    with program(CONNECTS) as process:
+    with program(CONNECTING_PROGRAM) as process:
 
         def meanwhile(_pids: list[int]) -> tuple[sockets.TcpConnection, ...]:
             assert process.stdin is not None
@@ -125,5 +125,5 @@ def test_connection_created_during_the_observation_is_not_outside(monkeypatch: p
 
 def test_end_in_flight_is_not_outside() -> None:
     """CRIU saves the end with the other messages in the queue."""
-    with program(IN_FLIGHT) as process:
+    with program(PROGRAM_WITH_A_DESCRIPTOR_IN_FLIGHT) as process:
         assert look(process.pid).outside_ends == ()

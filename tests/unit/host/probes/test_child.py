@@ -50,7 +50,7 @@ def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Fact], messa
     assert (children(), descriptors()) == before
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import os, signal, threading
 from pathlib import Path
 from crckpt.errors import Interrupted
@@ -77,7 +77,7 @@ except Interrupted as error:
 
 
 def test_interruption_ends_the_probe() -> None:
-    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM], capture_output=True, text=True, check=False)
     assert (result.stdout, result.stderr) == ("interrupted by SIGTERM True set()\n", "")
 
 

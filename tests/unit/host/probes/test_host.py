@@ -25,7 +25,7 @@ from crckpt.host.syscalls import own_process
 IS_ROOT = os.geteuid() == 0
 NO_FIX = {"systemd"}
 
-CONFIGURED = {
+KERNEL_OPTIONS = {
     "checkpoint_restore": "CONFIG_CHECKPOINT_RESTORE",
     "soft_dirty": "CONFIG_MEM_SOFT_DIRTY",
     "time_namespaces": "CONFIG_TIME_NS",
@@ -35,7 +35,7 @@ CONFIGURED = {
     "tun": "CONFIG_TUN",
 }
 
-CHECKED = {
+CRIU_FEATURES = {
     "soft_dirty": "mem_dirty_track",
     "time_namespaces": "timens",
     "lazy_pages": "uffd-noncoop",
@@ -85,7 +85,7 @@ def test_every_check_is_complete_and_has_consequence_and_fix(facts: dict[str, Fa
 
 
 @AS_ROOT
-@pytest.mark.parametrize(("key", "option"), CONFIGURED.items())
+@pytest.mark.parametrize(("key", "option"), KERNEL_OPTIONS.items())
 def test_checks_agree_with_the_kernel_configuration(facts: dict[str, Fact], key: str, option: str) -> None:
     packed = Path("/proc/config.gz")
     unpacked = Path(f"/boot/config-{os.uname().release}")
@@ -99,7 +99,7 @@ def test_checks_agree_with_the_kernel_configuration(facts: dict[str, Fact], key:
 
 
 @AS_ROOT
-@pytest.mark.parametrize(("key", "feature"), CHECKED.items())
+@pytest.mark.parametrize(("key", "feature"), CRIU_FEATURES.items())
 def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) -> None:
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
     if criu is None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from small_programs import WAITS
+from small_programs import WAIT_STATEMENTS
 
 from crckpt.host import proc
 
@@ -29,7 +29,7 @@ def test_command_line_and_directory_are_read(tmp_path: Path) -> None:
 
 def test_only_the_start_of_an_endless_command_line_is_read() -> None:
     """A program can declare terabytes of its memory to be its arguments."""
-    words = [sys.executable, "-c", f"import sys; {WAITS}", *("x" * 10_000 for _ in range(100))]
+    words = [sys.executable, "-c", f"import sys; {WAIT_STATEMENTS}", *("x" * 10_000 for _ in range(100))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

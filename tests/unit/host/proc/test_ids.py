@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from small_programs import WAITS, free_pid, program, read
+from small_programs import WAIT_STATEMENTS, free_pid, program, read
 
 from crckpt.host import proc
 
 
 def test_leader_is_reported_by_pid_even_if_others_use_its_group() -> None:
-    with program(f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}") as process:
+    with program(f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAIT_STATEMENTS}") as process:
         (child,) = proc.children(process.pid)
         (owner,) = proc.find_id_users([process.pid])
         assert (owner.role, owner.pid, owner.number) == ("PID", process.pid, process.pid)

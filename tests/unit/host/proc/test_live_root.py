@@ -12,7 +12,7 @@ from trees import PYTHON
 from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
 
-TRACES = """
+TRACING_PROGRAM = """
 import ctypes, os, sys
 child = os.fork()
 if child == 0:
@@ -27,7 +27,9 @@ sys.stdin.read()
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_only_root_can_hold_the_program_of_a_user(user: int) -> None:
     """A program that its user traces does not count as held: crckpt waits only until CRIU releases it."""
-    with subprocess.Popen([PYTHON, "-c", TRACES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user) as tracer:
+    with subprocess.Popen(
+        [PYTHON, "-c", TRACING_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user
+    ) as tracer:
         assert tracer.stdout is not None
         traced = proc.read_process(int(tracer.stdout.readline()))
         assert traced is not None

@@ -17,8 +17,8 @@ from growth import grows_linearly, spend_once
 from crckpt.host.proc import file_users
 from crckpt.host.proc.file_users import find_writers, read_held_locks
 
-MANY: Final = 2000
-TAKES: Final = """
+MANY_LOCKS: Final = 2000
+LOCKING_PROGRAM: Final = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
 # The kernel looks for the place of a lock from the first one.
@@ -33,7 +33,7 @@ sys.stdin.read()
 def locked(file: Path, count: int) -> Iterator[int]:
     """A program that holds so many locks on a new file."""
     file.touch()
-    words = [sys.executable, "-c", TAKES, str(file), str(count)]
+    words = [sys.executable, "-c", LOCKING_PROGRAM, str(file), str(count)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -43,11 +43,11 @@ def locked(file: Path, count: int) -> Iterator[int]:
 
 def test_locks_of_others_are_found(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    with locked(file, MANY) as pid, file.open("r+b") as ours:
+    with locked(file, MANY_LOCKS) as pid, file.open("r+b") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
         held = read_held_locks([str(file)])[str(file)]
         assert {each.pid for each in held if each.kind == "POSIX"} == {pid}
-        assert sum(each.kind == "POSIX" for each in held) == MANY
+        assert sum(each.kind == "POSIX" for each in held) == MANY_LOCKS
         assert [each.comm != "?" for each in held if each.kind == "flock"] == [True]
 
 
@@ -60,10 +60,10 @@ def test_time_is_linear_in_the_number_of_locks(tmp_path: Path) -> None:
             programs.enter_context(locked(file, count))
             return partial(read_held_locks, [str(file)])
 
-        assert grows_linearly(prepare, MANY)
+        assert grows_linearly(prepare, MANY_LOCKS)
 
 
-RELEASES: Final = """
+PROGRAM_THAT_LOCKS_AND_UNLOCKS: Final = """
 import fcntl, sys
 files = [open(sys.argv[1] + str(number), "w") for number in range(20)]
 print(flush=True)
@@ -78,17 +78,17 @@ while True:
 def test_changing_locks_hide_no_others(tmp_path: Path) -> None:
     """The kernel returns a long list in parts, and continues each by the number of lines."""
     file = tmp_path / "file"
-    busy = [sys.executable, "-c", RELEASES, str(tmp_path / "busy")]
-    with locked(file, MANY), subprocess.Popen(busy, stdout=subprocess.PIPE) as other:
+    busy = [sys.executable, "-c", PROGRAM_THAT_LOCKS_AND_UNLOCKS, str(tmp_path / "busy")]
+    with locked(file, MANY_LOCKS), subprocess.Popen(busy, stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout is not None
             other.stdout.readline()
-            assert [len(read_held_locks([str(file)])[str(file)]) for _ in range(20)] == [MANY] * 20
+            assert [len(read_held_locks([str(file)])[str(file)]) for _ in range(20)] == [MANY_LOCKS] * 20
         finally:
             other.kill()
 
 
-LEAVES: Final = """
+PROGRAM_WITH_AN_INHERITED_LOCK: Final = """
 import fcntl, os, sys
 file = open(sys.argv[1], "w")
 fcntl.flock(file, fcntl.LOCK_EX)
@@ -103,7 +103,7 @@ def test_lock_with_an_ended_taker_is_found(tmp_path: Path) -> None:
     """A child has inherited the lock. In a PID namespace, as in a container, /proc/locks does not show the lock."""
     file = tmp_path / "file"
     with subprocess.Popen(
-        [sys.executable, "-c", LEAVES, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", PROGRAM_WITH_AN_INHERITED_LOCK, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as taker:
         assert taker.stdout is not None
         holder = int(taker.stdout.readline())
@@ -118,7 +118,7 @@ def test_many_locks_on_other_files_take_limited_time(tmp_path: Path, monkeypatch
     look = partial(read_held_locks, [str(file)])
     with ExitStack() as programs:
         for number in range(10):
-            programs.enter_context(locked(tmp_path / str(number), MANY))
+            programs.enter_context(locked(tmp_path / str(number), MANY_LOCKS))
         whole = spend_once(look)
         monkeypatch.setattr(file_users, "_LOOKS_FOR_S", 0.001)
         limited = spend_once(look)
@@ -126,7 +126,7 @@ def test_many_locks_on_other_files_take_limited_time(tmp_path: Path, monkeypatch
     assert 1.5 * limited < whole
 
 
-WATCHES: Final = """
+PROGRAM_WITH_EPOLLS: Final = """
 import os, select, sys
 poll = select.epoll()
 watched = os.eventfd(0)
@@ -146,7 +146,7 @@ def test_epolls_of_others_are_not_read(tmp_path: Path, find: Callable[[list[str]
     file.touch()
 
     def spend(watches: int) -> float:
-        words = [sys.executable, "-c", WATCHES, str(watches)]
+        words = [sys.executable, "-c", PROGRAM_WITH_EPOLLS, str(watches)]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()

@@ -9,14 +9,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from small_programs import WAITS, free_pid, program
+from small_programs import WAIT_STATEMENTS, free_pid, program
 
 from crckpt.host import proc
 from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps, memory, sum_memory
 
 MIB = 1 << 20
 IPC_PRIVATE, IPC_RMID = 0, 0
-TWICE = f"""
+PROGRAM_WITH_SHARED_PAGES = f"""
 import mmap
 shared = mmap.mmap(-1, 8 << 20)
 shared.write(b"x" * len(shared))
@@ -26,7 +26,7 @@ if child == 0:
     os.read(0, 1)
     os._exit(0)
 own = b"y" * (4 << 20)
-{WAITS}
+{WAIT_STATEMENTS}
 """
 
 
@@ -35,7 +35,7 @@ def rollup(**sizes: int) -> list[str]:
 
 
 def test_shared_pages_count_once() -> None:
-    with program(TWICE) as process:
+    with program(PROGRAM_WITH_SHARED_PAGES) as process:
         (child,) = proc.children(process.pid)
         both, parent = memory(process.pid, child), memory(process.pid)
         assert 12 * MIB <= both < 40 * MIB

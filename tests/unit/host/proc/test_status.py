@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, free_pid, program, read
+from small_programs import WAIT_STATEMENTS, free_pid, program, read
 
 from crckpt.host import proc
 from crckpt.host.proc.status import inner_tid, read_bytes, read_status, tracer, tracers
@@ -24,7 +24,7 @@ def trace_me():
     threading.Event().wait()
 threading.Thread(target=trace_me, daemon=True).start()
 is_traced.wait()
-{WAITS}
+{WAIT_STATEMENTS}
 """
 """Its second thread lets its parent trace it."""
 

@@ -10,7 +10,7 @@ from small_programs import free_pid, program
 from crckpt.host import proc
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 
-CONFINED = """
+PROGRAM_WITH_A_CONFINED_THREAD = """
 import ctypes, threading
 libc = ctypes.CDLL(None)
 print('ready', flush=True)
@@ -20,7 +20,7 @@ def confined():
     threading.Event().wait()
 threading.Thread(target=confined).start()
 """
-CHILD = """
+PROGRAM_WITH_A_CHILD = """
 if not os.fork():
     os.setgroups([7, 8])
     os.setresgid(11, 12, 13)
@@ -28,7 +28,7 @@ if not os.fork():
     print('ready', flush=True)
 sys.stdin.read()
 """
-INNER = f"""
+PROGRAM_IN_A_PID_NAMESPACE = f"""
 import ctypes
 ctypes.CDLL(None).unshare({0x20000000})  # CLONE_NEWPID
 if not os.fork():
@@ -39,7 +39,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 
 def test_threads_may_have_different_rights() -> None:
-    with program(CONFINED) as process:
+    with program(PROGRAM_WITH_A_CONFINED_THREAD) as process:
         assert process.stdout is not None
         tid = int(process.stdout.readline())
         found = read_task_states(process.pid).rights
@@ -50,7 +50,7 @@ def test_threads_may_have_different_rights() -> None:
 
 @needs_root
 def test_children_have_their_own_rights() -> None:
-    with program(CHILD) as process:
+    with program(PROGRAM_WITH_A_CHILD) as process:
         (child,) = proc.children(process.pid)
         found = read_task_states(process.pid).rights
         assert set(found) == {process.pid, child}
@@ -67,7 +67,7 @@ def test_children_have_their_own_rights() -> None:
 @needs_root
 def test_thread_has_the_number_of_its_namespace() -> None:
     """CRIU names the thread's image by that number."""
-    with program(INNER) as process:
+    with program(PROGRAM_IN_A_PID_NAMESPACE) as process:
         found = read_task_states(process.pid).rights
         assert set(found) == {process.pid, 1}
         for child in proc.children(process.pid):

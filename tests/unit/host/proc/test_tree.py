@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, free_pid, program, read
+from small_programs import WAIT_STATEMENTS, free_pid, program, read
 
 from crckpt.host import proc
 
@@ -31,7 +31,7 @@ def test_process_is_described(waiting: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("comm", [b") R 1 (x", b"a b\tc", b"\xff\xfe", b"x\nPPid:\t1", b"x\x0cUid:\t5"])
 def test_process_with_any_comm_is_read(comm: bytes) -> None:
-    with program(f"open('/proc/self/comm', 'wb').write({comm!r}); {WAITS}") as process:
+    with program(f"open('/proc/self/comm', 'wb').write({comm!r}); {WAIT_STATEMENTS}") as process:
         found = read(process.pid)
         assert found.comm == comm.decode(errors="replace")
         assert (found.ppid, found.uids) == (os.getpid(), (os.getuid(),) * 4)
@@ -70,7 +70,7 @@ def test_zombie_is_described(ended: int) -> None:
 
 
 def test_traced_process_names_its_tracer() -> None:
-    with program(f"import ctypes; ctypes.CDLL(None).ptrace({PTRACE_TRACEME}, 0, 0, 0); {WAITS}") as process:
+    with program(f"import ctypes; ctypes.CDLL(None).ptrace({PTRACE_TRACEME}, 0, 0, 0); {WAIT_STATEMENTS}") as process:
         assert read(process.pid).tracer == os.getpid()
 
 
@@ -90,7 +90,7 @@ if child == 0:
     print(os.getpid(), grandchild, flush=True)
     sys.stdin.read()
     os._exit(0)
-{WAITS}
+{WAIT_STATEMENTS}
 """
 
 
@@ -109,7 +109,7 @@ def test_tree_lists_parents_before_children(waiting: subprocess.Popen[bytes]) ->
             os.kill(pid, 9)
 
 
-CHURN = """
+FORKING_PROGRAM = """
 import random, select
 print('ready', flush=True)
 pids = []
@@ -127,7 +127,7 @@ while True:
 def test_processes_may_end_while_they_are_read() -> None:
     seen: set[int] = set()
     began = time.monotonic()
-    with program(CHURN) as process:
+    with program(FORKING_PROGRAM) as process:
         root = read(process.pid)
         # To be sure that it saw short-lived children: the program, and a few more.
         while time.monotonic() < began + 1 or len(seen) <= 10:

@@ -13,13 +13,13 @@ import pytest
 
 from crckpt.host.proc.file_users import FileWriter, find_writers
 
-OPENS = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
+PROGRAM_WITH_AN_OPEN_FILE = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
 
 
 @contextmanager
 def opened(path: Path, how: str) -> Iterator[int]:
     """A process that has it open; its PID."""
-    words = [sys.executable, "-c", OPENS, str(path), how]
+    words = [sys.executable, "-c", PROGRAM_WITH_AN_OPEN_FILE, str(path), how]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

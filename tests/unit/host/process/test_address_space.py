@@ -10,7 +10,7 @@ import pytest
 
 from crckpt.host.process.own_limits import is_out_of_memory
 
-IMPORTS = """
+IMPORTING_PROGRAM = """
 import resource, sys
 from pathlib import Path
 from crckpt.host.process.own_limits import refuse_large_imports
@@ -29,7 +29,7 @@ except MemoryError:
 
 @pytest.mark.parametrize(("mebibytes", "expected"), [("none", "imported"), ("40", "refused"), ("4000", "imported")])
 def test_insufficient_address_space_is_refused(mebibytes: str, expected: str) -> None:
-    argv = [sys.executable, "-c", IMPORTS, mebibytes]
+    argv = [sys.executable, "-c", IMPORTING_PROGRAM, mebibytes]
     environment = {"OPENBLAS_NUM_THREADS": "1"}
     result = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
     assert result.stdout == f"{expected}\n"

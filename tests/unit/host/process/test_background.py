@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-BEGIN = """
+PRELUDE = """
 import os, signal, sys, time
 from crckpt.host.process.signals import continue_in_background
 from crckpt.host.process.signals import handle_interrupts
@@ -18,7 +18,7 @@ handle_interrupts()
 print("first", flush=True)
 """
 # A child that is left over ends by itself; so do those who wait for it.
-FORK = """
+FORK_STATEMENTS = """
 detach = continue_in_background()
 signal.alarm(120)
 """
@@ -33,7 +33,7 @@ def start() -> Iterator[Start]:
 
     def start_one(code: str, before: str = "", output: int | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", BEGIN + before + FORK + code],
+            [sys.executable, "-c", PRELUDE + before + FORK_STATEMENTS + code],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,12 +79,12 @@ def test_child_that_ends_early_gives_its_status(start: Start, end: str, status: 
 
 
 # Not `signal.pause`: the interruption may come just before it.
-IS_INTERRUPTED = """
+WAIT_STATEMENTS = """
 print("waits", flush=True)
 while True:
     time.sleep(0.05)
 """
-SAYS_WHY = """
+ERROR_PRINTER = """
 def say(_kind, error, _traceback):
     print(error, flush=True)
     os._exit(9)
@@ -94,7 +94,7 @@ sys.excepthook = say
 
 
 def test_interruption_reaches_the_child(start: Start) -> None:
-    process = start(IS_INTERRUPTED, SAYS_WHY)
+    process = start(WAIT_STATEMENTS, ERROR_PRINTER)
     assert process.stdout is not None
     assert (process.stdout.readline(), process.stdout.readline()) == ("first\n", "waits\n")
     process.terminate()
@@ -109,7 +109,7 @@ import threading
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 """
-    process = start(IS_INTERRUPTED, SAYS_WHY + other_thread)
+    process = start(WAIT_STATEMENTS, ERROR_PRINTER + other_thread)
     assert process.stdout is not None
     assert (process.stdout.readline(), process.stdout.readline()) == ("first\n", "waits\n")
     process.terminate()
@@ -123,7 +123,7 @@ def test_interruption_after_the_fork_reaches_the_child(start: Start) -> None:
 import ctypes, functools
 os.register_at_fork(after_in_parent=functools.partial(ctypes.CDLL(None)["raise"], signal.SIGTERM))
 """
-    process = start(IS_INTERRUPTED, SAYS_WHY + interrupts)
+    process = start(WAIT_STATEMENTS, ERROR_PRINTER + interrupts)
     out, err = process.communicate()
     # The child may have come to its loop by then.
     assert (process.returncode, out.replace("waits\n", ""), err) == (9, "first\ninterrupted by SIGINT\n", "")

@@ -10,8 +10,8 @@ from crckpt.host.disk import space
 from crckpt.host.process import cgroups
 from crckpt.host.process.cgroups import parse_cgroups
 
-BOTH = "4:memory:/outer/inner\n3:pids:/outer/inner\n0::/\n"
-TWO = "0::/outer/inner\n"
+BOTH_CGROUP_VERSIONS = "4:memory:/outer/inner\n3:pids:/outer/inner\n0::/\n"
+CGROUP_VERSION_2 = "0::/outer/inner\n"
 
 
 def write(directory: Path, **files: str) -> None:
@@ -23,7 +23,7 @@ def write(directory: Path, **files: str) -> None:
 @pytest.fixture(params=["memory", ""], ids=["v1", "v2"])
 def inner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of our group, without any limit yet."""
-    _in_group(monkeypatch, tmp_path, BOTH if request.param else TWO)
+    _in_group(monkeypatch, tmp_path, BOTH_CGROUP_VERSIONS if request.param else CGROUP_VERSION_2)
     directory = tmp_path / "fs" / str(request.param) / "outer/inner"
     directory.mkdir(parents=True)
     return directory
@@ -73,7 +73,7 @@ def test_allowed_swap_counts(inner: Path) -> None:
 
 
 def test_pid_limit_of_the_tightest_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _in_group(monkeypatch, tmp_path, BOTH)
+    _in_group(monkeypatch, tmp_path, BOTH_CGROUP_VERSIONS)
     write(tmp_path / "fs/pids", pids_max="max", pids_current="70")
     write(tmp_path / "fs/pids/outer", pids_max="100", pids_current="60")
     write(tmp_path / "fs/pids/outer/inner", pids_max="90", pids_current="40")

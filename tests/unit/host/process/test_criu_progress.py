@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, free_pid, program, read_line
+from small_programs import WAIT_STATEMENTS, free_pid, program, read_line
 from target_processes import wait_for
 
 from crckpt.host.proc.status import read_stat
@@ -40,7 +40,7 @@ def test_new_process_is_progress(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     for _ in range(QUIET_S):
         progress.is_stuck()
-    with program(WAITS):
+    with program(WAIT_STATEMENTS):
         assert not any(progress.is_stuck() for _ in range(QUIET_S))
 
 

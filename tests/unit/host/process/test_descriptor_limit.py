@@ -11,7 +11,7 @@ from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.own_limits import DescriptorLimits, prlimit_words, read_descriptor_limits
 
 LIMITS = DescriptorLimits(soft=128, hard=4096, pages_in_pipe=16)
-READS = """
+LIMIT_READER = """
 from crckpt.host.process.own_limits import read_descriptor_limits
 limits = read_descriptor_limits()
 print(limits.soft, limits.hard, limits.pages_in_pipe)
@@ -43,7 +43,7 @@ def test_limit_is_ours_without_the_capability() -> None:
     if 24 not in effective_capabilities():
         pytest.skip("needs CAP_SYS_RESOURCE, to lose it")
     without = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
-    argv = ["prlimit", "--nofile=200:300", *without, sys.executable, "-c", READS]
+    argv = ["prlimit", "--nofile=200:300", *without, sys.executable, "-c", LIMIT_READER]
     soft, hard, pages = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     assert (soft, hard) == ("200", "300")
     assert int(pages) in (16, 32, 64, 128, 256, 512, 1024)

@@ -13,13 +13,13 @@ import pytest
 from crckpt.host import proc
 from crckpt.host.process import orphans
 
-TWO = "sleep 60 & echo $!; wait"
+SHELL_WITH_A_CHILD = "sleep 60 & echo $!; wait"
 
 
 @pytest.fixture
 def shell() -> Iterator[subprocess.Popen[str]]:
     """A child of ours, with a child of its own."""
-    words = ["sh", "-c", TWO]
+    words = ["sh", "-c", SHELL_WITH_A_CHILD]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     yield process
     with suppress(ProcessLookupError):

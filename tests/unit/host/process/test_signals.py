@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-BEGIN = """
+PRELUDE = """
 import os, signal, subprocess, sys
 from crckpt.errors import Interrupted
 from crckpt.host.process.signals import (
@@ -32,7 +32,7 @@ except (Interrupted, ValueError) as error:
 
 def output_of(body: str) -> list[str]:
     """The lines that a program prints in which `body` is interrupted."""
-    code = BEGIN.format(body=textwrap.indent(textwrap.dedent(body), "    "))
+    code = PRELUDE.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.splitlines()

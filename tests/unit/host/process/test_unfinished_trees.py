@@ -18,13 +18,15 @@ from crckpt.host.proc.live_root import CriuLog, identify_log
 from crckpt.host.process import orphans
 from crckpt.host.process.orphans import end_unfinished_trees
 
-OPENS = "import sys, time\nfile = open(sys.argv[1], sys.argv[2])\nprint(flush=True)\ntime.sleep(1000)"
+PROGRAM_WITH_AN_OPEN_FILE = (
+    "import sys, time\nfile = open(sys.argv[1], sys.argv[2])\nprint(flush=True)\ntime.sleep(1000)"
+)
 
 
 @contextmanager
 def program(log: Path, mode: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the directory of the log that has the log open."""
-    words = (sys.executable, "-c", OPENS, log, mode)
+    words = (sys.executable, "-c", PROGRAM_WITH_AN_OPEN_FILE, log, mode)
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=log.parent) as found:
         try:
             assert found.stdout is not None

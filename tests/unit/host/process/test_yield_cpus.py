@@ -16,12 +16,12 @@ from target_processes import state, wait_for
 
 from crckpt.host.process.own_limits import cores_left_to
 
-OURS = os.sched_getaffinity(0)
+OUR_CPUS = os.sched_getaffinity(0)
 
 _SPIN = "print(flush=True)\nwhile True: pass"
 _SLEEP = "import signal; print(flush=True); signal.pause()"
 
-pytestmark = pytest.mark.skipif(len(OURS) < 2, reason="there is one core")
+pytestmark = pytest.mark.skipif(len(OUR_CPUS) < 2, reason="there is one core")
 
 
 @contextmanager
@@ -53,36 +53,36 @@ def seen_by_a_thread() -> set[int]:
 
 
 def test_crckpt_does_not_use_the_cpu_on_which_a_program_runs() -> None:
-    core = min(OURS)
+    core = min(OUR_CPUS)
     with running(_SPIN, core, "R") as pid:
         with cores_left_to([pid]):
-            assert os.sched_getaffinity(0) == seen_by_a_thread() == OURS - {core}
-        assert os.sched_getaffinity(0) == OURS
+            assert os.sched_getaffinity(0) == seen_by_a_thread() == OUR_CPUS - {core}
+        assert os.sched_getaffinity(0) == OUR_CPUS
 
 
 def test_sleeping_process_leaves_all_cores() -> None:
-    with running(_SLEEP, min(OURS), "S") as pid, cores_left_to([pid]):
-        assert os.sched_getaffinity(0) == OURS
+    with running(_SLEEP, min(OUR_CPUS), "S") as pid, cores_left_to([pid]):
+        assert os.sched_getaffinity(0) == OUR_CPUS
 
 
 def test_at_least_half_of_the_cores_is_kept() -> None:
-    first, second = sorted(OURS)[:2]
+    first, second = sorted(OUR_CPUS)[:2]
     with running(_SPIN, first, "R") as one, running(_SPIN, second, "R") as other, cores_left_to([one, other]):
         kept = os.sched_getaffinity(0)
-        assert kept == (OURS - {first, second} if len(OURS) >= 4 else OURS)
+        assert kept == (OUR_CPUS - {first, second} if len(OUR_CPUS) >= 4 else OUR_CPUS)
 
 
 def test_ended_process_leaves_all_cores() -> None:
-    with running(_SPIN, min(OURS), "R") as pid:
+    with running(_SPIN, min(OUR_CPUS), "R") as pid:
         pass
     with cores_left_to([pid]):
-        assert os.sched_getaffinity(0) == OURS
+        assert os.sched_getaffinity(0) == OUR_CPUS
 
 
 def test_interruption_restores_the_cores() -> None:
-    with running(_SPIN, min(OURS), "R") as pid, pytest.raises(KeyboardInterrupt), cores_left_to([pid]):
+    with running(_SPIN, min(OUR_CPUS), "R") as pid, pytest.raises(KeyboardInterrupt), cores_left_to([pid]):
         raise KeyboardInterrupt
-    assert os.sched_getaffinity(0) == OURS
+    assert os.sched_getaffinity(0) == OUR_CPUS
 
 
 def test_all_cores_are_used_without_permission_to_look() -> None:
@@ -90,4 +90,4 @@ def test_all_cores_are_used_without_permission_to_look() -> None:
         raise PermissionError
 
     with patch("crckpt.host.proc.cores_in_use", refused), cores_left_to([os.getpid()]):
-        assert os.sched_getaffinity(0) == OURS
+        assert os.sched_getaffinity(0) == OUR_CPUS

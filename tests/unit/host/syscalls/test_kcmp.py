@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from small_programs import WAITS, free_pid, program
+from small_programs import WAIT_STATEMENTS, free_pid, program
 
 from crckpt.host import proc
 from crckpt.host.syscalls import kcmp
 from crckpt.host.syscalls.kcmp import VM, compare, find_sharers, is_same_file
 
 CLONE_VM = 0x100
-SHARES_MEMORY = f"""
+PROGRAM_THAT_SHARES_ITS_MEMORY = f"""
 import ctypes
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
@@ -38,7 +38,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_clone_shares_memory_and_fork_does_not(waiting: subprocess.Popen[bytes]) -> None:
-    with program(SHARES_MEMORY) as process:
+    with program(PROGRAM_THAT_SHARES_ITS_MEMORY) as process:
         (child,) = proc.children(process.pid)
         assert compare(process.pid, child, VM) == 0
         os.kill(child, 9)
@@ -48,7 +48,7 @@ def test_clone_shares_memory_and_fork_does_not(waiting: subprocess.Popen[bytes])
 
 def test_inherited_descriptor_is_the_same_open_file(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    with program(WAITS, reading) as process:
+    with program(WAIT_STATEMENTS, reading) as process:
         assert is_same_file(process.pid, reading, reading)
         assert not is_same_file(process.pid, reading, writing)
         assert not is_same_file(process.pid, 1000, reading)
@@ -58,7 +58,7 @@ def test_sharers_of_an_open_file_are_found(pipe: tuple[int, int]) -> None:
     reading, _ = pipe
     (held,) = (found for found in proc.descriptors(os.getpid()) if found.fd == reading)
     assert list(find_sharers([held], frozenset({os.getpid()}))) == []
-    with program(WAITS, reading) as process:
+    with program(WAIT_STATEMENTS, reading) as process:
         assert list(find_sharers([held], frozenset({os.getpid()}))) == [(held, process.pid)]
         assert list(find_sharers([held], frozenset({os.getpid(), process.pid}))) == []
 
@@ -68,7 +68,7 @@ def test_search_among_many_descriptors_takes_limited_time(tmp_path: Path, monkey
     file = tmp_path / "locked"
     file.touch()
     opens = f"opened = [os.open({str(file)!r}, os.O_RDONLY) for _ in range(900)]"
-    with ExitStack() as opened, program(f"{opens}\n{WAITS}"):
+    with ExitStack() as opened, program(f"{opens}\n{WAIT_STATEMENTS}"):
         for _ in range(900):
             opened.callback(os.close, os.open(file, os.O_RDONLY))
         held = [found for found in proc.descriptors(os.getpid()) if found.target == str(file)]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-INHERITS = """
+KEYRING_PROGRAM = """
 import subprocess, sys
 from crckpt.host.syscalls.own_process import join_new, own_session
 join_new()
@@ -34,7 +34,7 @@ def test_longest_keyring_name_is_read() -> None:
 
 
 def test_children_inherit_the_new_keyring() -> None:
-    result = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", KEYRING_PROGRAM], capture_output=True, text=True, check=False)
     if "cannot make a session keyring" in result.stderr:
         pytest.skip(f"no keyrings here: {result.stderr.splitlines()[-1]}")
     ours, childs, uid = result.stdout.split()

@@ -13,7 +13,7 @@ from crckpt.host.syscalls import own_process
 from crckpt.host.syscalls.own_process import unshare
 
 CLONE_NEWNS = 0x20000
-PRIVATE = 0x40000 | 0x4000  # MS_PRIVATE | MS_REC
+MS_REC_PRIVATE = 0x40000 | 0x4000  # MS_PRIVATE | MS_REC
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
 
@@ -23,7 +23,7 @@ def apart(check: Callable[[], None]) -> None:
 
     def run() -> None:
         unshare(CLONE_NEWNS)
-        own_process.mount("", "/", flags=PRIVATE)
+        own_process.mount("", "/", flags=MS_REC_PRIVATE)
         check()
 
     as_user(run, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from own_process import descriptors
-from small_programs import WAITS, free_pid, program
+from small_programs import WAIT_STATEMENTS, free_pid, program
 
 from crckpt.host.process.pidfd import borrow, borrow_each
 
@@ -15,7 +15,7 @@ from crckpt.host.process.pidfd import borrow, borrow_each
 def test_borrowed_descriptor_shares_its_offset(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     code = f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\nos.lseek(file, 3, 0)\nprint(file, flush=True)\n"
-    with program(code + WAITS) as process:
+    with program(code + WAIT_STATEMENTS) as process:
         (number,) = (
             int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.readlink().name == "file"
         )
@@ -29,7 +29,7 @@ def test_borrowed_descriptor_shares_its_offset(tmp_path: Path) -> None:
 
 def test_missing_descriptors_are_skipped_and_copies_closed() -> None:
     before = descriptors()
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         taken = list(borrow_each(process.pid, [0, 1000, 1]))
         assert [number for number, _ in taken] == [0, 1]
         for _, ours in taken:

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 import pytest
-from small_programs import WAITS, free_pid, program, read_line
+from small_programs import WAIT_STATEMENTS, free_pid, program, read_line
 
 from crckpt.host.syscalls.process_vm import can_write_memory, write_memory
 
@@ -30,7 +30,7 @@ def test_rows_are_written_to_their_addresses() -> None:
         pytest.skip("the kernel does not allow it")
     ours = np.frombuffer(b"A" * 8 + b"B" * 8, np.uint8)
     start = ours.ctypes.data
-    with program(CODE.replace("print(ctypes", "print('ready', flush=True); print(ctypes") + WAITS) as process:
+    with program(CODE.replace("print(ctypes", "print('ready', flush=True); print(ctypes") + WAIT_STATEMENTS) as process:
         address = int(read_line(process))
         write_memory(process.pid, rows((start, 8), (start + 8, 8)), rows((address, 8), (address + 32, 8)))
         assert process.stdin is not None

@@ -12,7 +12,7 @@ from crckpt.errors import TargetNotRunning, UsageError
 from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.target import pinned
 
-_ANSWERS = """#!/bin/sh
+_FAKE_SYSTEMCTL = """#!/bin/sh
 {start}
 echo "Id=web.service
 LoadState=loaded
@@ -31,7 +31,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_unit_is_pinned(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    systemctl.write_text(_ANSWERS.format(start="", pid=sleeper.pid))
+    systemctl.write_text(_FAKE_SYSTEMCTL.format(start="", pid=sleeper.pid))
     with pinned("unit:web") as process:
         process.check()
         assert process.is_alive
@@ -41,7 +41,7 @@ def test_unit_is_pinned(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> No
 def test_process_that_got_the_pid_after_the_query_is_refused(systemctl: Path) -> None:
     """The unit's process has ended just after systemd has answered."""
     start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
-    systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
+    systemctl.write_text(_FAKE_SYSTEMCTL.format(start=start, pid="$!"))
     with (
         pytest.raises(UsageError, match="the process of unit:web has just been started"),
         pinned("unit:web"),

@@ -97,7 +97,7 @@ def test_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(ended)
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import sys
 from crckpt.host.process.signals import handle_interrupts
 from crckpt.migrate.request import MigrateRequest
@@ -111,7 +111,9 @@ run_hook(MigrateRequest("812", "there", address_hook=sys.argv[1]), begin_move("s
 def test_interruption_ends_a_hook(tmp_path: Path) -> None:
     """The hook and its child processes end, however early the interruption is."""
     hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
-    result = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_PROGRAM, hook], capture_output=True, text=True, check=False
+    )
     assert "Interrupted: interrupted by SIGTERM" in result.stderr
     # An orphan that has been killed is reaped soon.
     group = int((tmp_path / "pid").read_text())

@@ -220,7 +220,7 @@ def test_heartbeats_are_sent_while_idle() -> None:
             assert reads.read(len(beat)) == beat
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import os
 from crckpt.errors import Interrupted
 from crckpt.host.process.signals import handle_interrupts, interrupts_deferred
@@ -240,7 +240,7 @@ except Interrupted as interrupted:
 
 @pytest.mark.parametrize("waits", ["side.receive(Stored)", "while True: side.send_data(0, bytes(side.data_bytes))"])
 def test_interruption_is_raised_and_leaves_no_half_frame(waits: str) -> None:
-    program = INTERRUPTED.replace("@WAITS@", waits)
+    program = INTERRUPTED_PROGRAM.replace("@WAITS@", waits)
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
         assert peer.stdin is not None
         assert peer.stdout is not None

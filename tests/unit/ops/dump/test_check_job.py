@@ -23,8 +23,8 @@ from crckpt.store import Checkpoint, Repository
 ROOT_PID = 100  # as the tree in `described` has it
 
 
-TRAIN = Program("/usr/bin/python3.11", "python3", "/home/a/train.py")
-EVALUATE = replace(TRAIN, script="/home/a/evaluate.py")
+TRAINING_PROGRAM = Program("/usr/bin/python3.11", "python3", "/home/a/train.py")
+EVALUATION_PROGRAM = replace(TRAINING_PROGRAM, script="/home/a/evaluate.py")
 UIDS = (33, 33, 33, 33)
 
 
@@ -39,7 +39,12 @@ def stored_of(repository: Repository, base: Path, uids: list[int], **details: ob
 
 
 def dumped_by(
-    context: Context, uids: tuple[int, ...], job: str | None = None, program: Program = TRAIN, *, other: bool = False
+    context: Context,
+    uids: tuple[int, ...],
+    job: str | None = None,
+    program: Program = TRAINING_PROGRAM,
+    *,
+    other: bool = False,
 ) -> DumpTarget:
     root = replace(observations.ROOT, uids=uids)
     request = DumpRequest("pidfile:/run/x y", job=job, other_program=other)
@@ -94,11 +99,11 @@ def test_damaged_checkpoint_does_not_prevent_a_dump(context: Context, repository
 def test_other_program_is_refused(
     context: Context, repository: Repository, tmp_path: Path, job: str | None, is_recorded: bool
 ) -> None:
-    recorded = {"program": asdict(TRAIN)} if is_recorded else {}
+    recorded = {"program": asdict(TRAINING_PROGRAM)} if is_recorded else {}
     last = stored_of(repository, tmp_path, [*UIDS], **recorded)
     check(dumped_by(context, UIDS, job), repository)
     with pytest.raises(PreflightRefused) as refused:
-        check(dumped_by(context, UIDS, job, EVALUATE), repository, "pre-dump")
+        check(dumped_by(context, UIDS, job, EVALUATION_PROGRAM), repository, "pre-dump")
     title = "/home/a/train.py"
     assert refused.value.message == (
         f"the job trainer is of another program: its last checkpoint, {last.short_id}, is of {title}, "
@@ -108,14 +113,14 @@ def test_other_program_is_refused(
         "choose another name: crckpt pre-dump 'pidfile:/run/x y' NAME; or give trainer to this program: "
         "crckpt pre-dump 'pidfile:/run/x y' trainer --job-of-another-program"
     )
-    check(dumped_by(context, UIDS, job, EVALUATE, other=True), repository)
+    check(dumped_by(context, UIDS, job, EVALUATION_PROGRAM, other=True), repository)
 
 
 def test_only_the_last_checkpoint_counts(context: Context, repository: Repository, tmp_path: Path) -> None:
     """A program that was allowed in the job once need not be allowed again."""
-    stored_of(repository, tmp_path, [*UIDS], program=asdict(TRAIN))
-    stored_of(repository, tmp_path, [*UIDS], program=asdict(EVALUATE))
-    check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    stored_of(repository, tmp_path, [*UIDS], program=asdict(TRAINING_PROGRAM))
+    stored_of(repository, tmp_path, [*UIDS], program=asdict(EVALUATION_PROGRAM))
+    check(dumped_by(context, UIDS, "trainer", EVALUATION_PROGRAM), repository)
     with pytest.raises(PreflightRefused):
         check(dumped_by(context, UIDS, "trainer"), repository)
 
@@ -125,16 +130,16 @@ def test_checkpoint_without_a_program_does_not_prevent_a_dump(
 ) -> None:
     """An imported checkpoint records no program."""
     store(repository, tmp_path, of_pages(1), described("trainer"))
-    check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    check(dumped_by(context, UIDS, "trainer", EVALUATION_PROGRAM), repository)
 
 
 def test_forged_program_does_not_prevent_a_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program={"executable": 5})
-    check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    check(dumped_by(context, UIDS, "trainer", EVALUATION_PROGRAM), repository)
 
 
 def test_code_is_compared_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
-    stored_of(repository, tmp_path, [*UIDS], program=asdict(replace(TRAIN, script="-c login('hunter2')")))
+    stored_of(repository, tmp_path, [*UIDS], program=asdict(replace(TRAINING_PROGRAM, script="-c login('hunter2')")))
     with pytest.raises(PreflightRefused) as refused:
-        check(dumped_by(context, UIDS, "trainer", replace(TRAIN, script="-c login('hunter3')")), repository)
+        check(dumped_by(context, UIDS, "trainer", replace(TRAINING_PROGRAM, script="-c login('hunter3')")), repository)
     assert refused.value.message.endswith(f"is of python3 -c ..., but PID {ROOT_PID} runs python3 with other code")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from msgspec.structs import replace
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.host import proc
 from crckpt.ops.doctor import read_tree_usage
@@ -34,7 +34,7 @@ def test_usage_of_each_process_is_read() -> None:
 
 
 def test_ended_process_is_skipped() -> None:
-    with program(WAITS) as process:
+    with program(WAIT_STATEMENTS) as process:
         tree = proc.read_tree(read(process.pid))
         # Another process has got its PID.
         other = replace(tree.root, start=tree.root.start + 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dump_targets import CRIU, observe_live, target_of
 from msgspec.structs import replace
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.ops.context import Context
 from crckpt.ops.dump.details import Answers, describe_checkpoint, read_details
@@ -21,7 +21,7 @@ from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest
 
 FREEZE = (datetime(2026, 1, 2, tzinfo=UTC), 12.5, 100.0)
-OPENS = """
+OPEN_STATEMENTS = """
 os.chdir({0!r})
 log = os.open('log', os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 os.write(log, b'x' * 77)
@@ -37,7 +37,7 @@ os.close(writing)
 @pytest.fixture
 def target(context: Context, tmp_path: Path) -> Iterator[DumpTarget]:
     """A program with a log, a log that somebody has truncated, and a pipe that nobody else has open."""
-    with program(f"{OPENS.format(str(tmp_path))}{WAITS}") as process:
+    with program(f"{OPEN_STATEMENTS.format(str(tmp_path))}{WAIT_STATEMENTS}") as process:
         request = DumpRequest(str(process.pid), stop=True, note="a note")
         yield target_of(replace(context, config_digest="cafe"), observe_live(read(process.pid)), request)
 

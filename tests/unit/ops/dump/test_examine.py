@@ -10,7 +10,7 @@ import observations
 import pytest
 from dump_targets import CRIU, observe_live, target_of
 from msgspec.structs import replace
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.criu.command import Paths
 from crckpt.errors import DumpFailed, PreflightRefused, TargetNotRunning, UsageError
@@ -59,7 +59,7 @@ def test_tracked_dump_uses_the_settings_of_its_tracker(context: Context) -> None
 
 
 def test_ended_root_is_noticed(context: Context) -> None:
-    with program(WAITS) as process, pinned(str(process.pid)) as root:
+    with program(WAIT_STATEMENTS) as process, pinned(str(process.pid)) as root:
         target = replace(target_of(context, observe_live(read(process.pid))), root=root)
         target.check_root()
         had_ended = target.root_has_ended

@@ -11,14 +11,14 @@ import pytest
 from dump_targets import observe_live
 from msgspec.structs import replace
 from other_user import NOBODY
-from small_programs import WAITS, program, read
+from small_programs import WAIT_STATEMENTS, program, read
 
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import digest_head
 from crckpt.ops.dump.details import record_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
-OPENS = "os.chdir({0!r}); files = [os.open(name, flags) for name, flags in {1!r}]"
+OPEN_STATEMENTS = "os.chdir({0!r}); files = [os.open(name, flags) for name, flags in {1!r}]"
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def place(tmp_path: Path) -> Path:
 def root(place: Path) -> Iterator[proc.Process]:
     """A program that has the files open, one of them twice, and a file of root's."""
     files = [("read", os.O_RDONLY), ("written", os.O_RDWR), ("written", os.O_RDONLY), ("renamed", os.O_RDONLY)]
-    code = OPENS.format(str(place), [*files, ("/etc/passwd", os.O_RDONLY)])
+    code = OPEN_STATEMENTS.format(str(place), [*files, ("/etc/passwd", os.O_RDONLY)])
     maps = "import mmap; there = mmap.mmap(os.open('mapped', os.O_RDWR), 4096); os.rename('renamed', 'new')"
-    with program(f"{code}\n{maps}\n{WAITS}") as process:
+    with program(f"{code}\n{maps}\n{WAIT_STATEMENTS}") as process:
         yield read(process.pid)
 
 
-NOTHING: dict[str, dict[str, Any]] = {"files": {}, "file_owners": {}, "file_births": {}, "file_heads": {}}
+NO_FILES: dict[str, dict[str, Any]] = {"files": {}, "file_owners": {}, "file_births": {}, "file_heads": {}}
 
 
 def recorded(root: proc.Process, what: str = "files") -> dict[str, Any]:
@@ -87,14 +87,14 @@ def test_uncertain_files_are_not_recorded(root: proc.Process) -> None:
     observed = observe_live(root)
     unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
     other = replace(root, start=root.start + 1)  # another process has got its PID
-    assert record_files(proc.Tree(other, (other,)), unknown) == NOTHING
+    assert record_files(proc.Tree(other, (other,)), unknown) == NO_FILES
 
 
 def test_files_of_an_ended_process_are_not_read(root: proc.Process) -> None:
     observed = observe_live(root)
     os.kill(root.pid, 9)
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-    assert record_files(observed.tree, ()) == NOTHING
+    assert record_files(observed.tree, ()) == NO_FILES
 
 
 def test_writable_mapping_counts_as_writing(place: Path) -> None:
@@ -103,7 +103,7 @@ def test_writable_mapping_counts_as_writing(place: Path) -> None:
     both, reads = "mmap.PROT_READ | mmap.PROT_WRITE", "mmap.PROT_READ"
     path = str(place / "mapped")
     code = opens.format(path, "one", reads) + opens.format(path, "other", both)
-    with program(f"import mmap\n{code}{WAITS}") as process:
+    with program(f"import mmap\n{code}{WAIT_STATEMENTS}") as process:
         assert recorded(read(process.pid))[path] == [identity(place / "mapped", 1)]
 
 

@@ -29,7 +29,7 @@ SOCKET = UnixSocket(
     external=False,
     deleted=False,
 )
-NOTHING = OpenFiles({}, {})
+NO_FILES = OpenFiles({}, {})
 
 
 def described(file: RegularFile | Fifo, *others: RegularFile) -> tuple[str, tuple[str, ...]]:
@@ -69,7 +69,7 @@ def test_access_and_flags_of_a_file_are_described(flags: int, access: str, words
     ],
 )
 def test_file_mode_gives_the_kind_of_a_file(mode: int | None, kind: str) -> None:
-    section = file_section(1, OpenDescriptor(3, replace(FILE, mode=mode), close_on_exec=False), NOTHING)
+    section = file_section(1, OpenDescriptor(3, replace(FILE, mode=mode), close_on_exec=False), NO_FILES)
     assert (section.kind, section.path, section.offset, section.size) == (kind, "/srv/data", 42, 100)
     assert not section.deleted
 
@@ -96,7 +96,7 @@ def test_unix_socket_names_its_peer(names: dict[int, str], remote: str) -> None:
 
 
 def test_unnamed_socket_is_shown_by_its_inode() -> None:
-    section = socket_section(replace(SOCKET, name_bytes=b"", peer=0, deleted=True), (), NOTHING)
+    section = socket_section(replace(SOCKET, name_bytes=b"", peer=0, deleted=True), (), NO_FILES)
     assert section is not None
     assert (section.local, section.remote, section.deleted) == ("#55", "", True)
 

@@ -38,7 +38,7 @@ def known(process: ImageProcess) -> Iterator[tuple[int, bytes | None]]:
             yield number, held.get(number - shift, bytes(PAGE_SIZE) if zero else None)
 
 
-KNOWN = {
+KNOWN_PAGES = {
     process.pid: dict(known(process)) for process in recorded_images.RECORDED.processes if process.memory is not None
 }
 
@@ -65,7 +65,7 @@ def test_runs_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, Ima
                 end = address + len(content)
                 for at in range(0, len(content), PAGE_SIZE):
                     found[(address + at) // PAGE_SIZE] = bytes(content[at : at + PAGE_SIZE])
-    filled = {number: content for number, content in KNOWN[pid].items() if content and any(content)}
+    filled = {number: content for number, content in KNOWN_PAGES[pid].items() if content and any(content)}
     assert {number: content for number, content in found.items() if any(content)} == filled
     assert len(filled) > 500
     assert any(region.is_shared and region.pages for region in memory.regions)
@@ -82,10 +82,10 @@ def test_read_stops_at_the_first_unknown_page(
     whole: tuple[Repository, Checkpoint, ImageTree], data: st.DataObject, pid: int, offset: int, length: int
 ) -> None:
     repository, checkpoint, tree = whole
-    address = data.draw(st.sampled_from(sorted(KNOWN[pid]))) * PAGE_SIZE + offset
+    address = data.draw(st.sampled_from(sorted(KNOWN_PAGES[pid]))) * PAGE_SIZE + offset
     expected = b""
     number = address // PAGE_SIZE
-    while len(expected) < length + PAGE_SIZE and (content := KNOWN[pid].get(number)) is not None:
+    while len(expected) < length + PAGE_SIZE and (content := KNOWN_PAGES[pid].get(number)) is not None:
         expected, number = expected + content, number + 1
     with open_reader(repository, checkpoint) as reading:
         found = Memory(reading, recorded_images.process_of(tree, pid)).read(address, length)

@@ -23,15 +23,15 @@ from crckpt.store.read.reader import Reader
 from crckpt.store.workers import workers
 
 PID = recorded_images.PIDS[0]
-SHARED = next(name for name, pages in recorded_images.PAGES.items() if "shmem" in name and pages)
-OWN = f"pagemap-{PID}.img"
+SHARED_PAGEMAP = next(name for name, pages in recorded_images.PAGES.items() if "shmem" in name and pages)
+OWN_PAGEMAP = f"pagemap-{PID}.img"
 
 
 def _changed() -> dict[str, dict[int, bytes]]:
     """The pages again: some changed, some zero, some gone, some new."""
     chance = random.Random(4)
     changed = {name: dict(pages) for name, pages in recorded_images.PAGES.items()}
-    own = changed[OWN]
+    own = changed[OWN_PAGEMAP]
     for number in sorted(own):
         what = chance.randrange(12)
         if what == 0:
@@ -42,8 +42,8 @@ def _changed() -> dict[str, dict[int, bytes]]:
         first = vma.start // PAGE_SIZE
         for number in range(first, min(first + 60, vma.end // PAGE_SIZE), 5):
             own.setdefault(number, page(number % 1000))
-    changed[OWN] = dict(sorted(own.items()))
-    changed[SHARED] = {0: page(77), 2: page(78)}
+    changed[OWN_PAGEMAP] = dict(sorted(own.items()))
+    changed[SHARED_PAGEMAP] = {0: page(77), 2: page(78)}
     return changed
 
 
@@ -96,7 +96,7 @@ def _expected() -> dict[int, PageChanges]:
     changed = _changed()
     space = _space(recorded_images.process_of(recorded_images.RECORDED, PID))
     for vma in space.vmas:
-        name, first = (SHARED, vma.start // PAGE_SIZE) if vma.kind == "memfd" else (OWN, 0)
+        name, first = (SHARED_PAGEMAP, vma.start // PAGE_SIZE) if vma.kind == "memfd" else (OWN_PAGEMAP, 0)
         numbers = range(vma.start // PAGE_SIZE - first, vma.end // PAGE_SIZE - first)
         old, new = (
             {at: pages[name][at] for at in numbers if at in pages[name]} for pages in (recorded_images.PAGES, changed)
@@ -141,7 +141,7 @@ def test_pages_of_removed_and_shortened_mappings_are_gone_and_new_in_reverse(
     process = recorded_images.process_of(read_image_tree(repository, before), PID)
     space = _space(process)
     heap = _heap(process)
-    held = recorded_images.PAGES[OWN]
+    held = recorded_images.PAGES[OWN_PAGEMAP]
     of_heap = [at for at in range(heap.start // PAGE_SIZE, heap.end // PAGE_SIZE) if at in held]
     first, last = of_heap[8] * PAGE_SIZE, of_heap[-10] * PAGE_SIZE
     stack = next(vma for vma in space.vmas if vma.kind == "stack")

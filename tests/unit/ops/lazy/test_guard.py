@@ -14,8 +14,8 @@ from trees import PYTHON
 from crckpt.host import proc
 from crckpt.ops.lazy.family import Family, GuardedTree, _end
 
-WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
-INCOMPLETE = f"""
+WAITING_PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
+PROGRAM_WITH_UNFILLED_MEMORY = f"""
 import ctypes, fcntl, mmap, os, struct
 descriptor = ctypes.CDLL(None).syscall(323, os.O_CLOEXEC | 1)  # userfaultfd, UFFD_USER_MODE_ONLY
 if descriptor == -1:
@@ -25,22 +25,22 @@ else:
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     fcntl.ioctl(descriptor, 0xC018AA3F, struct.pack('QQQ', 0xAA, 0, 0))  # UFFDIO_API
     fcntl.ioctl(descriptor, 0xC020AA00, bytearray(struct.pack('QQQQ', address, 1 << 20, 1, 0)))  # UFFDIO_REGISTER
-    {WAITS}
+    {WAITING_PROGRAM}
 """
 """A program some of whose memory is supplied by a userfaultfd."""
 
 
-FORKS = f"""
+PROGRAM_WITH_AN_ORPHANED_GRANDCHILD = f"""
 import os
 if os.fork() == 0:
     if os.fork() == 0:
-        {"        ".join(INCOMPLETE.strip().splitlines(keepends=True))}
+        {"        ".join(PROGRAM_WITH_UNFILLED_MEMORY.strip().splitlines(keepends=True))}
     os._exit(0)
 os.wait()
 import time
 time.sleep(60)
 """
-"""As `INCOMPLETE`, in a child that has lost its parent."""
+"""As `PROGRAM_WITH_UNFILLED_MEMORY`, in a child that has lost its parent."""
 
 
 @contextmanager
@@ -61,7 +61,10 @@ def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize("user", [NOBODY, NOBODY - 1])
 def test_only_forks_of_the_tree_are_ended(user: int) -> None:
     """Other processes, also of the same user, may run the same program and wait for their own memory."""
-    with program(FORKS, NOBODY) as root, program(INCOMPLETE, user) as other:
+    with (
+        program(PROGRAM_WITH_AN_ORPHANED_GRANDCHILD, NOBODY) as root,
+        program(PROGRAM_WITH_UNFILLED_MEMORY, user) as other,
+    ):
         assert root.stdout is not None
         found = proc.identify(root.pid)
         assert found is not None

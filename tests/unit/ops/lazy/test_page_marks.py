@@ -45,7 +45,7 @@ for line in sys.stdin:
         print(madvise(at + page * {PAGE_SIZE}, pages * {PAGE_SIZE}, advice), flush=True)
 """
 # It has a userfaultfd of its own, which never supplies what is marked as missing.
-SILENT = f"""
+UNANSWERING_PROGRAM = f"""
 import ctypes, fcntl, mmap, os, struct, sys
 descriptor = ctypes.CDLL(None).syscall(323, os.O_CLOEXEC)
 memory = mmap.mmap(-1, {PAGES * PAGE_SIZE}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -56,10 +56,10 @@ fcntl.ioctl(descriptor, 0xC018AA06, struct.pack("QQQ", at, {PAGES * PAGE_SIZE}, 
 print(at, flush=True)
 sys.stdin.read()
 """
-FORKS_SILENT = f"""
+PROGRAM_WITH_AN_UNANSWERING_CHILD = f"""
 import os, sys
 if os.fork() == 0:
-    {"    ".join(SILENT.strip().splitlines(keepends=True))}
+    {"    ".join(UNANSWERING_PROGRAM.strip().splitlines(keepends=True))}
 else:
     sys.stdin.read()
 """
@@ -166,7 +166,7 @@ def test_process_of_a_fork_is_found() -> None:
 
 def test_child_that_never_answers_is_asked_once() -> None:
     """The child waits for its own userfaultfd, and so does the thread that queries it."""
-    with running(FORKS_SILENT) as program:
+    with running(PROGRAM_WITH_AN_UNANSWERING_CHILD) as program:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()
         for _ in range(3):
             finder.ask((program.memory,))
@@ -175,7 +175,7 @@ def test_child_that_never_answers_is_asked_once() -> None:
 
 def test_processes_of_others_are_not_asked() -> None:
     """Each foreign process could block a thread for 0.2 s, even with the same user, program and addresses."""
-    with running(PROGRAM) as program, running(SILENT) as other:
+    with running(PROGRAM) as program, running(UNANSWERING_PROGRAM) as other:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()
         finder.ask((other.memory,))
         assert threading.active_count() == threads

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from other_user import NOBODY
 from own_process import descriptors
 from recorded_images import RECORDED
-from small_programs import WAITS, program
+from small_programs import WAIT_STATEMENTS, program
 from trees import open_workdir
 
 from crckpt.errors import RestoreFailed
@@ -48,7 +48,7 @@ def restored(path: Path, uid: int = 0, flags: int = os.O_RDONLY) -> Iterator[Ima
     """A program that has opened what is at `path` now, and the images of a tree of user `uid` that had it open."""
     file = RegularFile(id=1000, path=str(path), flags=flags, pos=0, size=None, mode=None, build_id="", external=False)
     code = f"os.dup2(os.open({str(path)!r}, {flags}), {FD})"
-    with program(f"{code}\n{WAITS}") as process:
+    with program(f"{code}\n{WAIT_STATEMENTS}") as process:
         thread = RECORDED.root.threads[0]
         core = replace(thread.core, credentials=Credentials(uid, uid, uid, uid, (uid,)))
         root = replace(

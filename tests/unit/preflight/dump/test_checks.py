@@ -5,8 +5,8 @@ from __future__ import annotations
 from dump_plans import (
     CHILD,
     CONNECTION,
+    DELETED_FILE,
     FILE,
-    GONE,
     READS,
     as_uid,
     blocker_keys,
@@ -25,7 +25,7 @@ from crckpt.host.observe.tree import Transient
 def test_every_finding_is_complete() -> None:
     observation = replace(
         with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, uts=6)),
-        descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
+        descriptors=(READS, replace(DELETED_FILE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
         connections=(CONNECTION,),
         unlinked=("/srv/gone",),
     )

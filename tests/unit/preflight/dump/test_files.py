@@ -6,7 +6,7 @@ import os
 import stat
 
 import pytest
-from dump_plans import FILE, GONE, TWO_PROCESSES, keys, plan, with_files
+from dump_plans import DELETED_FILE, FILE, TWO_PROCESSES, keys, plan, with_files
 from msgspec.structs import replace
 
 from crckpt.host.proc import Descriptor
@@ -16,7 +16,7 @@ from crckpt.preflight.dump.files import count_deleted_bytes
 
 def test_deleted_file_bytes_count_once() -> None:
     """Mapped files in memory count as memory."""
-    taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
+    taken = replace(DELETED_FILE, size=8 << 30, allocated=MEBIBYTE)
     observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
     assert count_deleted_bytes(observation, lambda _: True) == 2 * MEBIBYTE
     mapped = replace(observation, deleted_maps=((taken.target, 5, 0),))
@@ -27,7 +27,7 @@ def test_deleted_file_bytes_count_once() -> None:
 
 def test_file_that_lost_a_name_is_restorable_in_some_cases() -> None:
     """CRIU finds the file by a link that it removes later, unless the tree ends or another name exists."""
-    beside = with_files(replace(GONE, links=1))
+    beside = with_files(replace(DELETED_FILE, links=1))
     elsewhere = replace(beside, unlinked=("/srv/gone",))
     found = plan(elsewhere)
     assert (found.options.link_remap, keys(found.warnings)) == (True, ["link-remap"])
@@ -36,11 +36,11 @@ def test_file_that_lost_a_name_is_restorable_in_some_cases() -> None:
     for other in (plan(elsewhere, stop=True), plan(beside)):
         assert (other.options.link_remap, other.warnings, other.is_restorable) == (True, (), True)
     assert plan(replace(TWO_PROCESSES, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
-    assert not plan(with_files(GONE)).options.link_remap
+    assert not plan(with_files(DELETED_FILE)).options.link_remap
 
 
 def test_file_without_a_name_is_a_warning() -> None:
-    unnamed = replace(GONE, flags=os.O_RDWR | os.O_TMPFILE)
+    unnamed = replace(DELETED_FILE, flags=os.O_RDWR | os.O_TMPFILE)
     assert keys(plan(with_files(unnamed)).warnings) == ["unnamed-file"]
     assert plan(with_files(replace(unnamed, links=1))).warnings == ()
 
@@ -65,9 +65,9 @@ def test_files_removed_by_a_reboot_are_listed() -> None:
     ],
 )
 def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
-    preallocated = with_files(replace(GONE, size=size // 3, allocated=size))
+    preallocated = with_files(replace(DELETED_FILE, size=size // 3, allocated=size))
     for observation in (
-        with_files(replace(GONE, size=size)),
+        with_files(replace(DELETED_FILE, size=size)),
         preallocated,
         replace(TWO_PROCESSES, deleted_maps=(("/x (deleted)", size, 0),)),
     ):
@@ -81,9 +81,9 @@ def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(GONE, target="/memfd:big (deleted)", size=5 << 30),
-        replace(GONE, mode=stat.S_IFDIR, size=5 << 30),
-        replace(GONE, links=2, size=5 << 30),
+        replace(DELETED_FILE, target="/memfd:big (deleted)", size=5 << 30),
+        replace(DELETED_FILE, mode=stat.S_IFDIR, size=5 << 30),
+        replace(DELETED_FILE, links=2, size=5 << 30),
         replace(FILE, size=5 << 30),
     ],
 )

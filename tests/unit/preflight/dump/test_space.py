@@ -15,10 +15,10 @@ from crckpt.preflight.dump.space import (
     predict_growth,
 )
 
-ENOUGH = 1 << 40
+ENOUGH_SPACE = 1 << 40
 
 
-def of(disk: int, store_disk: int | None = None, *, memory: int = ENOUGH, in_memory: bool = False) -> FreeSpace:
+def of(disk: int, store_disk: int | None = None, *, memory: int = ENOUGH_SPACE, in_memory: bool = False) -> FreeSpace:
     """So many free MiB for the images, and for the store: on the same disk if that is not given."""
     free = disk * MEBIBYTE
     store = free if store_disk is None else store_disk * MEBIBYTE
@@ -38,14 +38,14 @@ def growth(likely: int, least: int | None = None) -> Growth:
         (of(1499), growth(900, 700), ["disk"]),
         (of(699), growth(900, 700), ["store-small"]),
         (of(800, 0), None, []),
-        (of(799, ENOUGH), None, ["staging-small"]),
+        (of(799, ENOUGH_SPACE), None, ["staging-small"]),
         (of(800, 700), growth(900, 700), []),
         (of(800, 699), growth(900, 700), ["store-growth"]),
         (of(799, 699), growth(900, 700), ["staging-small", "store-growth"]),
-        (of(ENOUGH, ENOUGH, memory=800 * MEBIBYTE, in_memory=True), None, ["memory"]),
-        (of(ENOUGH, ENOUGH, memory=800 * MEBIBYTE + OWN_MEMORY, in_memory=True), None, []),
-        (of(ENOUGH, memory=800 * MEBIBYTE + OWN_MEMORY, in_memory=True), growth(1), ["memory"]),
-        (of(ENOUGH, memory=OWN_MEMORY - 1), None, ["memory"]),
+        (of(ENOUGH_SPACE, ENOUGH_SPACE, memory=800 * MEBIBYTE, in_memory=True), None, ["memory"]),
+        (of(ENOUGH_SPACE, ENOUGH_SPACE, memory=800 * MEBIBYTE + OWN_MEMORY, in_memory=True), None, []),
+        (of(ENOUGH_SPACE, memory=800 * MEBIBYTE + OWN_MEMORY, in_memory=True), growth(1), ["memory"]),
+        (of(ENOUGH_SPACE, memory=OWN_MEMORY - 1), None, ["memory"]),
     ],
 )
 def test_space_shortages_are_found(space: FreeSpace, grows: Growth | None, short: list[str]) -> None:
@@ -113,7 +113,7 @@ def test_shortages_have_numbers() -> None:
 
 def test_read_only_mount_is_reported_instead() -> None:
     (found,) = find_shortages(
-        MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, shares_disk=True, read_only="/store")
+        MEBIBYTE, FreeSpace("/disk", 0, ENOUGH_SPACE, in_memory=False, shares_disk=True, read_only="/store")
     )
     assert (found.key, found.what) == (
         "store-read-only",

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 from checkout import PROJECT
-from dump_plans import CHILD, FILE, GONE, READS, TWO_PROCESSES, in_namespaces, with_files, with_tree
+from dump_plans import CHILD, DELETED_FILE, FILE, READS, TWO_PROCESSES, in_namespaces, with_files, with_tree
 from kind_tests import TESTS
 from msgspec.structs import replace
 from observations import ROOT
@@ -27,7 +27,7 @@ def device(major: int, minor: int) -> Descriptor:
     ("held", "kind"),
     [
         (FILE, "regular file"),
-        (GONE, "deleted file"),
+        (DELETED_FILE, "deleted file"),
         (READS, "pipe"),
         (replace(FILE, mode=stat.S_IFDIR), "directory"),
         (replace(FILE, mode=stat.S_IFIFO), "named pipe"),

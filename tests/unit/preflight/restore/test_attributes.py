@@ -23,20 +23,20 @@ from crckpt.preflight.restore.attributes import (
     shares_session,
 )
 
-TWO = frozenset({0, 1})
+TWO_CPUS = frozenset({0, 1})
 
 
 def test_process_outside_the_tree_is_not_changed(tree: ImageTree) -> None:
     """A record that names a process outside the tree does not change that process."""
     record = AttributeRecord((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
-    assert list(attributes_to_set(record, tree, HostAttributes(TWO))) == []
+    assert list(attributes_to_set(record, tree, HostAttributes(TWO_CPUS))) == []
     hostile = of_root(tree, threads={tree.root.pid: {}, 1: {"affinity": (0,)}})
-    assert 1 not in {thread.tid for thread in attributes_to_set(hostile, tree, HostAttributes(TWO))}
+    assert 1 not in {thread.tid for thread in attributes_to_set(hostile, tree, HostAttributes(TWO_CPUS))}
 
 
 def test_younger_tasks_inherit_attributes(tree: ImageTree) -> None:
     """Threads inherit from the first thread of their process, processes from their parent; zombies nothing."""
-    found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO)))
+    found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO_CPUS)))
     living = {process.pid for process in tree.processes if process.state != ZOMBIE}
     assert {thread.pid for thread in found} == living < {process.pid for process in tree.processes}
     assert all(thread.values["affinity"] == (0,) for thread in found)
@@ -64,12 +64,12 @@ def test_affinity_is_reduced_to_the_cpus_of_another_host(
 
 def test_impossible_nodes_are_skipped(tree: ImageTree) -> None:
     record = of_root(tree, threads={tree.root.pid: {"memory_policy": (2, 0, 1 << 60, -1)}})
-    assert next(attributes_to_set(record, tree, HostAttributes(TWO))).values["memory_policy"] == (2, 0)
+    assert next(attributes_to_set(record, tree, HostAttributes(TWO_CPUS))).values["memory_policy"] == (2, 0)
 
 
 def test_pending_labels_are_reported(tree: ImageTree) -> None:
     record = of_root(tree, labels={"exec": "confined_t"})
-    (found,) = judge_attributes(record, tree, HostAttributes(TWO)).weaker
+    (found,) = judge_attributes(record, tree, HostAttributes(TWO_CPUS)).weaker
     assert f"process {tree.root.pid} (" in found.what
     assert "has set exec to confined_t" in found.what
 
@@ -86,7 +86,7 @@ def test_socket_of_another_user_than_its_future_maker_is_reported(tree: ImageTre
     makers = {(rights.uids[3], 7): False, (0, 0): False, (rights.uids[3] + 1, 0): True}
     for maker, is_lost in makers.items():
         record = replace(of_root(tree), sockets=(SocketRecord(1, 3, file.inode, 2, 1, 6, maker=maker),))
-        found = [each.what for each in judge_attributes(record, tree, HostAttributes(TWO)).weaker]
+        found = [each.what for each in judge_attributes(record, tree, HostAttributes(TWO_CPUS)).weaker]
         assert any(f"is a socket of user {maker[0]}; after a restore" in each for each in found) == is_lost
 
 
@@ -106,7 +106,7 @@ def test_waiting_client_that_another_user_may_have_connected_is_reported(
         processes.append(replace(changed, descriptors=(OpenDescriptor(50, client, close_on_exec=False),)))
     waiting = replace(tree, processes=tuple(processes), files=(listener, client))
     record = replace(of_root(tree), sockets=(SocketRecord(living[0].pid, 50, 9002, 1, 1, 0, maker=(0, 0)),))
-    found = [each.what for each in judge_attributes(record, waiting, HostAttributes(TWO)).weaker]
+    found = [each.what for each in judge_attributes(record, waiting, HostAttributes(TWO_CPUS)).weaker]
     assert any("is a socket of user 1234; after a restore" in each for each in found) == is_lost
 
 
@@ -118,7 +118,7 @@ def test_users_of_connected_sockets_are_judged_only_if_the_rights_are_known(tree
     process = replace(process, descriptors=(OpenDescriptor(50, ends[0], close_on_exec=False),))
     connected = replace(tree, processes=(process,), files=ends)
     record = replace(of_root(tree), sockets=(SocketRecord(process.pid, 50, 9001, 1, 1, 0, owner=(1234, 1234)),))
-    found = [each.key for each in judge_attributes(record, connected, HostAttributes(TWO)).weaker]
+    found = [each.key for each in judge_attributes(record, connected, HostAttributes(TWO_CPUS)).weaker]
     assert ("peer-lost" in found) == are_known
 
 
@@ -164,7 +164,7 @@ def test_session_keyring_is_shared_only_with_its_only_user(tree: ImageTree) -> N
     (lost,) = judge_attributes(
         of_root(tree, values={"session_keyring": (8, 2)}),
         tree,
-        HostAttributes(TWO, session=SessionKeyring(7, who.euid + 1)),
+        HostAttributes(TWO_CPUS, session=SessionKeyring(7, who.euid + 1)),
     ).lost
     assert "had 2 keys in its session keyring" in lost.what
 
@@ -191,7 +191,9 @@ def test_later_process_must_have_a_confined_parent(
     changed = {root.pid: _with_core(root, **parent), child.pid: _with_core(child, no_new_privs=True)}
     rest = tuple(changed.get(process.pid, process) for process in tree.processes)
     named = None if asked is None else (root.pid, child.pid) if asked else (root.pid,)
-    found = judge_attributes(replace(of_root(tree), asked=named), replace(tree, processes=rest), HostAttributes(TWO))
+    found = judge_attributes(
+        replace(of_root(tree), asked=named), replace(tree, processes=rest), HostAttributes(TWO_CPUS)
+    )
     assert [each.key for each in found.weaker] == (["unasked-lost"] if is_refused else [])
 
 

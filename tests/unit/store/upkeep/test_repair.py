@@ -215,7 +215,7 @@ def test_repair_does_not_add_damage(
             (root / pack.relative_to(repository.root)).write_bytes(whole[str(pack.relative_to(repository.root))])
 
 
-CUT_SHORT = """
+KILLED_REPAIR = """
 import os, signal, sys
 from pathlib import Path
 from crckpt.store import Repository, repair
@@ -235,7 +235,7 @@ repair(repository, source=source)
 
 def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
     """Kill a repair after so many steps; return whether it was killed."""
-    command = [sys.executable, "-c", CUT_SHORT, str(repository.root), str(source.root), str(after)]
+    command = [sys.executable, "-c", KILLED_REPAIR, str(repository.root), str(source.root), str(after)]
     ended = subprocess.run(command, check=False, env=os.environ)
     assert ended.returncode in (0, -signal.SIGKILL)
     return ended.returncode != 0

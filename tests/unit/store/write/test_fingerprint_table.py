@@ -14,7 +14,7 @@ LOW = st.sampled_from([0, 1, 2, 7, 8, 1 << 20, 1 << 21, 1 << 22, (1 << 20) + 1, 
 PRINTS = LOW.map(lambda low: (low, low ^ 5))
 BATCHES = st.lists(st.lists(PRINTS, max_size=40), max_size=6)
 # These also differ in their high halves alone.
-CLOSE = st.lists(st.tuples(LOW, st.integers(0, 3)), max_size=60)
+SIMILAR_FINGERPRINTS = st.lists(st.tuples(LOW, st.integers(0, 3)), max_size=60)
 
 
 def _array(prints: list[tuple[int, int]]) -> Numbers:
@@ -45,13 +45,13 @@ def test_forgotten_fingerprint_is_new_again(batches: list[list[tuple[int, int]]]
         assert found == [first if (first := numbered.index(print_)) < most else -1 for print_ in numbered]
 
 
-@given(CLOSE, st.integers(0, 12))
+@given(SIMILAR_FINGERPRINTS, st.integers(0, 12))
 def test_different_fingerprints_have_different_numbers(prints: list[tuple[int, int]], most: int) -> None:
     numbers, fresh = FingerprintTable(most).number(_array(prints))
     assert [prints[fresh[number]] for number in numbers.tolist()] == prints
 
 
-@given(CLOSE, st.integers(0, 80))
+@given(SIMILAR_FINGERPRINTS, st.integers(0, 80))
 def test_oldest_of_equal_fingerprints_is_found(prints: list[tuple[int, int]], most: int) -> None:
     table = FingerprintTable(most)
     table.extend(_array(prints))

@@ -24,13 +24,13 @@ from crckpt.images.pagemap import PRESENT, Entry, PageMap, write_pagemap
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, ingest
 
-MOST_A_PAGE = 80
+MOST_BYTES_PER_PAGE = 80
 """Bytes for each page that there is more of: two fingerprints, of it and of the parent's page, take 32 at most each."""
 
-FIXED = 60 << 20
+FIXED_BYTES = 60 << 20
 """Bytes for buffers, and for frames that wait for their turn."""
 
-FULL = """
+INGEST_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
@@ -78,15 +78,15 @@ def test_memory_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: P
     ingest(repository, _written(tmp_path / "warm-up", 10, 0), described("warm-up"))
     small = _peaks(repository, _written(tmp_path / "small", 8_000, 0))
     large = _peaks(repository, _written(tmp_path / "large", real, sparse))
-    assert max(*small, *large) < FIXED
+    assert max(*small, *large) < FIXED_BYTES
     for less, more in zip(small, large, strict=True):
-        assert more - less < MOST_A_PAGE * (real + sparse - 8_000)
+        assert more - less < MOST_BYTES_PER_PAGE * (real + sparse - 8_000)
 
 
 def test_full_disk_leaves_no_checkpoint(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", of_pages(*range(1, 2000)))
-    command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(SUPPORT)]
+    command = [sys.executable, "-c", INGEST_ON_A_FULL_DISK, str(repository.root), str(images), str(SUPPORT)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert "File too large" in ended.stderr.splitlines()[-1]
     assert repository.checkpoints() == ()

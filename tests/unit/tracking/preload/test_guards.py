@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from protection import pages, protect_all_maps
 from target_processes import (
+    ANSWERS_OF_ANOTHER_LIBRARY,
     NO_WRITE_PROTECTION,
-    OF_ANOTHER,
     PROGRAMS,
     StatementRunner,
     preload_library,
@@ -79,7 +79,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         "if (!file || file->kind != PAGEMAP || file->pid <= 0)",
         "if (1)",
         "of another",
-        (OF_ANOTHER,),
+        (ANSWERS_OF_ANOTHER_LIBRARY,),
     ),
     "of two kinds of memory one is forgotten": (
         "long others = syscall(SYS_ioctl, number, SCAN, &other);",
@@ -91,7 +91,7 @@ PRELOAD: dict[str, tuple[str, str, str, tuple[object, ...]]] = {
         'if (tracker_is("soft-dirty") || !is_tracking())\n        return syscall(SYS_process_vm_readv',
         "if (1)\n        return syscall(SYS_process_vm_readv",
         "of another",
-        (OF_ANOTHER,),
+        (ANSWERS_OF_ANOTHER_LIBRARY,),
     ),
     "programs that CRIU starts inherit it": (
         'if (!starts_with(*one, "LD_PRELOAD="))',

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from checkout import PROJECT
-from target_processes import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, preload_library
+from target_processes import ANSWERS_OF_ANOTHER_LIBRARY, NO_WRITE_PROTECTION, PROGRAMS, preload_library
 
 from crckpt.criu.hold import gate
 from crckpt.tracking.preload import library as preload
@@ -30,7 +30,7 @@ TRACKERS = (
     SoftDirty.name,
 )
 SOON = 20.0
-NOT_LET = "who started this CRIU does not let it reset"
+RESET_REFUSAL = "who started this CRIU does not let it reset"
 OWNER = """
 import select, sys
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_writes_between_scan_and_reset_count_in_the_next_dump(
 ) -> None:
     """An outside process writes. Earlier writes count as long as CRIU asks, also in parts."""
     results, _ = library_answers
-    assert results["of another"] == OF_ANOTHER
+    assert results["of another"] == ANSWERS_OF_ANOTHER_LIBRARY
 
 
 def test_mixed_mappings_read_as_the_kernel_reports(library_answers: tuple[dict[str, Any], str]) -> None:
@@ -200,7 +200,7 @@ def test_first_reset_of_the_tree_waits_for_the_commit(library: Path, tmp_path: P
         assert os.read(reached, 9) == b"", "it asked once"
         os.close(reached)
     assert results == without
-    assert output.count(NOT_LET) == 0
+    assert output.count(RESET_REFUSAL) == 0
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
@@ -222,11 +222,11 @@ def test_nothing_is_reset_without_a_commit(library: Path, tmp_path: Path, tracke
         owner.communicate()
     results, output = answers(process)
     assert results["resets of another"] == ["ECANCELED", "ECANCELED"]
-    assert NOT_LET in output
+    assert RESET_REFUSAL in output
     assert results["reset"] == 2, "its own, as in a self-test"
 
 
-RESETS = """
+RESETTING_PROGRAM = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 number = libc.openat64(os.open("/proc/self", os.O_RDONLY), b"clear_refs", os.O_RDWR)
@@ -240,7 +240,7 @@ def test_scan_without_progress_is_an_error(tmp_path: Path) -> None:
         pytest.skip(NO_WRITE_PROTECTION)
     call = "found = syscall(SYS_ioctl, number, SCAN, &scan);"
     stuck = preload_library(tmp_path, call, f"{call} found = 0, scan.walk_end = scan.start;")
-    words = ["/usr/bin/python3", "-S", "-c", RESETS]
+    words = ["/usr/bin/python3", "-S", "-c", RESETTING_PROGRAM]
     result = subprocess.run(words, env=environment(stuck), capture_output=True, text=True, timeout=SOON, check=True)
     assert result.stdout == f"-1 {errno.EIO}\n"
     assert "does not get on" in result.stderr

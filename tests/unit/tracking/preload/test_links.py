@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from forbidden_calls import TRIED
+from forbidden_calls import TRIED_FUNCTION
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
-TRIES = (
-    TRIED
+LINKING_PROGRAM = (
+    TRIED_FUNCTION
     + """
 import json, os, sys
 root = os.open(sys.argv[1], os.O_RDONLY)
@@ -32,8 +32,8 @@ print(json.dumps({
 )
 
 
-GHOST = (
-    TRIED
+GHOST_PROGRAM = (
+    TRIED_FUNCTION
     + """
 import json, os, sys
 os.chdir(sys.argv[1])
@@ -120,7 +120,7 @@ def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:
     (tmp_path / "roots/secret").touch(mode=0o600)
     (tmp_path / "to-roots").symlink_to("roots")
     environment = os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)}
-    words = [sys.executable, "-S", "-c", GHOST, str(tmp_path)]
+    words = [sys.executable, "-S", "-c", GHOST_PROGRAM, str(tmp_path)]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout) == {
         "create": 0,
@@ -146,7 +146,7 @@ def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
 
 
-FORMATS = """
+FORMATTING_PROGRAM = """
 import ctypes, json, sys
 libc, text = ctypes.CDLL(None), ctypes.create_string_buffer(4096)
 def format(with_, *values):
@@ -162,7 +162,7 @@ print(json.dumps([
 def test_two_runs_of_criu_use_different_names(library: Path) -> None:
     """No name exceeds the limit."""
     for preloaded in (library, RESTORE_LIBRARY):
-        words = [sys.executable, "-S", "-c", FORMATS]
+        words = [sys.executable, "-S", "-c", FORMATTING_PROGRAM]
         environment = os.environ | {"LD_PRELOAD": str(preloaded)}
         runs = [
             json.loads(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
@@ -178,7 +178,7 @@ def test_two_runs_of_criu_use_different_names(library: Path) -> None:
 def tries(library: Path, root: Path, *names: str) -> dict[str, int]:
     """Link to `file` by each name, then unlink each: the errors, or 0."""
     result = subprocess.run(
-        [sys.executable, "-S", "-c", TRIES, str(root), *names],
+        [sys.executable, "-S", "-c", LINKING_PROGRAM, str(root), *names],
         env=os.environ | {"LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="the library does not do it here"),
 ]
 
-CONNECTS: Final = """
+CONNECTING_PROGRAM: Final = """
 import contextlib, ctypes, errno, json, os, resource, signal, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
 SEIZE, CONT, INTERRUPT = 0x4206, 7, 0x4207
@@ -86,7 +86,7 @@ print(json.dumps(results))
 
 def run(how: str) -> tuple[object, str]:
     """Return what a program prints that does as CRIU does, and what the process in which its code is prints."""
-    command = ["env", f"LD_PRELOAD={LIBRARY}", sys.executable, "-c", CONNECTS, how]
+    command = ["env", f"LD_PRELOAD={LIBRARY}", sys.executable, "-c", CONNECTING_PROGRAM, how]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout), ended.stderr

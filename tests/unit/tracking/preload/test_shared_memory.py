@@ -14,7 +14,7 @@ from crckpt.tracking.preload.library import LIBRARY
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="there was no C compiler")
 
-SHARES: Final = """
+SHARING_PROGRAM: Final = """
 import ctypes, errno, fcntl, json, mmap, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_size_t]
@@ -54,18 +54,18 @@ print(json.dumps({
 os.kill(pid, 9)
 """
 # What a number of 32 bits can lead to: maps are described by 24 bytes (criu/include/parasite.h).
-REACH: Final = 24 << 32
+REACHABLE_BYTES: Final = 24 << 32
 
 
 def test_criu_gets_only_what_the_process_has(tmp_path: Path) -> None:
     """As root CRIU could open each file of the process to write. What is above the memory it could write over."""
     file = tmp_path / "file"
     file.write_text("content")
-    command = ["env", f"LD_PRELOAD={LIBRARY}", sys.executable, "-c", SHARES, str(file)]
+    command = ["env", f"LD_PRELOAD={LIBRARY}", sys.executable, "-c", SHARING_PROGRAM, str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert (found["file"], found["missing"], found["map"]) == (0, "EBADF", "ENOTSUP")
     first, second = found["places"]
     assert first < second
-    assert [start for start in found["starts"] if second < start <= second + 80000 + REACH] == []
+    assert [start for start in found["starts"] if second < start <= second + 80000 + REACHABLE_BYTES] == []

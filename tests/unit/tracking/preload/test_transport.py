@@ -13,14 +13,14 @@ from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
 pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was no C compiler")
 
-SEND: Final = """
+SEND_FUNCTION: Final = """
 import array, json, os, re, socket, subprocess, sys
 
 def send(sender, text, descriptors, *address):
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     sender.sendmsg([text], [rights], 0, *address)
 """
-STRANGER: Final = f"""{SEND}
+STRANGER_PROGRAM: Final = f"""{SEND_FUNCTION}
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
     for text in (b"", b"theirs", b"x" * 1000):
         for _ in range(50):
@@ -28,12 +28,12 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
 print("sent")
 """
 """Another process of the host, of any user, which knows nothing of CRIU but the name."""
-BEGIN: Final = f"""{SEND}
+PRELUDE: Final = f"""{SEND_FUNCTION}
 def shown(before):
     return [name for name in re.findall(r" (@/cr\\S+)", open("/proc/net/unix").read()) if name not in before]
 
 def stranger(name):
-    words = [sys.executable, "-c", {STRANGER!r}, name]
+    words = [sys.executable, "-c", {STRANGER_PROGRAM!r}, name]
     environment = {{name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}}
     return subprocess.run(words, capture_output=True, text=True, timeout=30, env=environment).stdout.strip()
 
@@ -48,7 +48,7 @@ def bound(name):
 
 before, run = shown(()), os.getpid()
 """
-SENDS: Final = """
+SENDING_PROGRAM: Final = """
 receiver, sender = bound(criu_name(1)), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 names = shown(before)
 results = [stranger(name) for name in names]
@@ -68,7 +68,7 @@ except BlockingIOError:
     results.append("nothing more")
 print(json.dumps([*results, len(os.listdir("/proc/self/fd")) - count]))
 """
-TAKEN: Final = """
+PROGRAM_WITH_SQUATTED_NAMES: Final = """
 receiver = bound(criu_name(1))
 (name,) = shown(before)
 others = [criu_name(2), "\\0" + re.sub(r"fd-[0-9]+", "fd-2", name[1:])]
@@ -76,7 +76,8 @@ squatters = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in others]
 for squatter, other in zip(squatters, others):
     # As a program without the library does.
     squatter.set_inheritable(True)
-    subprocess.run([sys.executable, "-c", HOLDS, other[1:]], close_fds=False, env={"NUMBER": str(squatter.fileno())})
+    number = {"NUMBER": str(squatter.fileno())}
+    subprocess.run([sys.executable, "-c", NAME_HOLDER, other[1:]], close_fds=False, env=number)
 if not os.fork():
     sender = bound(criu_name(2))
     sender.setblocking(True)
@@ -89,11 +90,11 @@ send(receiver, b"answer", [2], criu_name(2))
 texts.append(socket.recv_fds(receiver, 100, 2)[0].decode())
 print(json.dumps(texts))
 """
-HOLDS: Final = """
+NAME_HOLDER: Final = """
 import os, socket, sys
 socket.socket(fileno=int(os.environ["NUMBER"])).bind("\\0" + sys.argv[1])
 """
-STORES: Final = """
+STORING_PROGRAM: Final = """
 store = bound("\\0/criu-fdstore-1-%d" % os.getpid())
 (name,) = shown(before)
 results = [stranger(name)]
@@ -112,20 +113,26 @@ print(json.dumps(results))
 
 def run(code: str) -> object:
     """Return what a program prints that was started with the library."""
-    words = ["env", f"LD_PRELOAD={RESTORE_LIBRARY}", sys.executable, "-c", f"HOLDS = {HOLDS!r}\n{BEGIN}{code}"]
+    words = [
+        "env",
+        f"LD_PRELOAD={RESTORE_LIBRARY}",
+        sys.executable,
+        "-c",
+        f"NAME_HOLDER = {NAME_HOLDER!r}\n{PRELUDE}{code}",
+    ]
     return json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout)
 
 
 def test_messages_of_others_never_arrive() -> None:
     """Messages of others, even of root, fill no queue and bring no descriptor. CRIU's own arrive completely."""
-    assert run(SENDS) == ["sent", "sent", ["ours", 2, 0], ["more of ours", 1, 0], "nothing more", 3]
+    assert run(SENDING_PROGRAM) == ["sent", "sent", ["ours", 2, 0], ["more of ours", 1, 0], "nothing more", 3]
 
 
 def test_name_of_one_socket_does_not_tell_the_others() -> None:
     """Another process cannot take a name before CRIU does."""
-    assert run(TAKEN) == ["text", "answer"]
+    assert run(PROGRAM_WITH_SQUATTED_NAMES) == ["text", "answer"]
 
 
 def test_store_of_descriptors_accepts_only_its_own_messages() -> None:
     """Others cannot send before the store is connected to itself, nor after that (EPERM: the sender prints nothing)."""
-    assert run(STORES) == ["sent", "", ["x", 1], "to a program"]
+    assert run(STORING_PROGRAM) == ["sent", "", ["x", 1], "to a program"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from forbidden_calls import TRIED
+from forbidden_calls import TRIED_FUNCTION
 
 from crckpt.tracking.preload.library import RESTORE_LIBRARY
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not RESTORE_LIBRARY.exists(), reason="there was 
 
 NOBODY: Final = 65534
 
-TRIES: Final = (
-    TRIED
+ACCESS_PROGRAM: Final = (
+    TRIED_FUNCTION
     + """
 import ctypes, json, os, socket, struct, sys
 root = os.open("/", os.O_RDONLY)
@@ -214,7 +214,7 @@ def _tried(*tries: tuple[str, Path], table: Path | None = None) -> list[int]:
     holders = {} if table is None else {"CRCKPT_HOLDERS": str(table)}
     words = json.dumps([(what, str(path)) for what, path in tries])
     result = subprocess.run(
-        [sys.executable, "-S", "-c", TRIES, words],
+        [sys.executable, "-S", "-c", ACCESS_PROGRAM, words],
         env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)} | holders,
         capture_output=True,
         text=True,
@@ -224,14 +224,14 @@ def _tried(*tries: tuple[str, Path], table: Path | None = None) -> list[int]:
     return found
 
 
-EXCHANGES: Final = """
+EXCHANGING_PROGRAM: Final = """
 import ctypes, sys
 libc = ctypes.CDLL(None)
 while True:
     libc.renameat2(-100, sys.argv[1].encode(), -100, sys.argv[2].encode(), 2)
 """
 
-CONNECTS: Final = """
+CONNECTING_PROGRAM: Final = """
 import socket, sys
 reached = set()
 for _ in range(20_000):
@@ -261,10 +261,10 @@ def test_connected_socket_is_the_one_found(place: Path) -> None:
         two.bind(roots)
         Path(roots).chmod(0o666)
         os.chown(theirs, NOBODY, NOBODY)
-        words = [sys.executable, "-S", "-c", EXCHANGES, str(place / "theirs/real"), str(place / "theirs/link")]
+        words = [sys.executable, "-S", "-c", EXCHANGING_PROGRAM, str(place / "theirs/real"), str(place / "theirs/link")]
         with subprocess.Popen(words) as exchanges:
             try:
-                words = [sys.executable, "-S", "-c", CONNECTS, theirs]
+                words = [sys.executable, "-S", "-c", CONNECTING_PROGRAM, theirs]
                 environment = os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY)}
                 result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
             finally:

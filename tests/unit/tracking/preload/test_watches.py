@@ -20,7 +20,7 @@ pytestmark = [
 
 NOBODY: Final = 65534
 # As CRIU does: with the library, a process is forked that is to be a user's. It opens what is watched as root.
-ADDS: Final = """
+WATCHING_PROGRAM: Final = """
 import ctypes, errno, fcntl, json, os, struct, sys
 table, mine, roots = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,7 +67,7 @@ def test_watches_and_leases_are_only_what_their_user_may_have(tmp_path: Path) ->
     os.truncate(table, 1 << 16)
     os.chown(mine, NOBODY, NOBODY)
     result = subprocess.run(
-        [sys.executable, "-S", "-c", ADDS, str(table), str(mine), str(roots)],
+        [sys.executable, "-S", "-c", WATCHING_PROGRAM, str(table), str(mine), str(roots)],
         env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY), "CRCKPT_HOLDERS": str(table)},
         capture_output=True,
         text=True,
