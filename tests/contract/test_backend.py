@@ -71,7 +71,7 @@ def _finished(backend: Backend, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_put_file_reads_back(backend: Backend, name: str) -> None:
+def test_file_that_was_stored_is_read_back_unchanged(backend: Backend, name: str) -> None:
     assert not backend.exists(name)
     for content in (b"first", b"another", b""):
         backend.put(name, content, WHAT)
@@ -152,7 +152,7 @@ def test_directory_exists_once_a_file_is_in_it(backend: Backend) -> None:
     assert not backend.exists(checkpoint_directory(TWO))
 
 
-def test_label_is_stored_beside_the_file(backend: Backend) -> None:
+def test_label_of_a_manifest_is_stored_and_removed_with_it(backend: Backend) -> None:
     backend.put_if_absent(manifest_name(ONE), b"x", "job-one", WHAT)
     assert backend.names_in(checkpoint_directory(ONE)) == ["job-one", "manifest.json"]
     backend.remove_at_once([checkpoint_directory(ONE)], WHAT)
@@ -236,7 +236,7 @@ def test_no_leftovers_are_reported_without_a_crash(backend: Backend) -> None:
         assert set(backend.find_leftovers()) == set()
 
 
-def test_backend_is_the_same_only_as_itself(make: Maker, tmp_path: Path) -> None:
+def test_backends_of_two_stores_are_not_the_same(make: Maker, tmp_path: Path) -> None:
     one, other = make(tmp_path, "one"), make(tmp_path, "other")
     assert one.is_same(one)
     assert not one.is_same(other)
@@ -264,8 +264,8 @@ def test_shared_locks_exclude_an_exclusive_lock(backend: Backend) -> None:
         pass
 
 
-def test_restores_can_share(backend: Backend) -> None:
-    """The first to end leaves the lock to the other."""
+def test_several_restores_share_the_lock_of_a_job_and_exclude_one_that_needs_it_alone(backend: Backend) -> None:
+    """A restore that ends releases only its own share of the lock."""
     with ExitStack() as first, backend.restores_locked(JobName("job"), 0, alone=False):
         first.enter_context(backend.restores_locked(JobName("job"), 0, alone=False))
         for _ in range(2):
@@ -282,7 +282,7 @@ def test_restores_of_different_jobs_do_not_block_each_other(backend: Backend) ->
         pass
 
 
-def test_only_one_holder_has_the_turn_at_a_time(backend: Backend) -> None:
+def test_only_one_thread_has_the_turn_of_a_directory_at_a_time(backend: Backend) -> None:
     inside, most = 0, 0
 
     def work() -> Iterator[None]:

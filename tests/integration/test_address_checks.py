@@ -180,7 +180,7 @@ def test_missing_ip_program_is_reported(host: Machine, monkeypatch: pytest.Monke
         assert only(check([IPV4])) == ("ip is not installed", "apt-get install iproute2")
 
 
-def test_packet_filter_without_permission_is_reported(
+def test_nft_that_the_kernel_refuses_is_reported_with_the_module_to_load(
     host: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_refusing_nft(tmp_path)
@@ -197,7 +197,7 @@ def put_refusing_nft(directory: Path) -> None:
 
 
 @families
-def test_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
+def test_address_behind_the_fence_changes_no_route(host: Machine, address: HostAddress) -> None:
     """Routes stay behind the fence and after it. The kernel never chooses an IPv6 address by itself."""
     before = routes(host)
     assert claim([address], MOVE) == ()
@@ -219,7 +219,9 @@ def test_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
 @pytest.mark.parametrize(
     ("text", "gateway"), [(f"10.80.0.5/24@{DEVICE}", "10.77.0.99"), (f"fd80::5/64@{DEVICE}", "fd77::99")]
 )
-def test_new_network_gets_its_route_at_release(host: Machine, text: str, gateway: str) -> None:
+def test_address_in_a_new_network_gets_its_route_only_when_it_is_released(
+    host: Machine, text: str, gateway: str
+) -> None:
     """Before the release, other programs use the existing route. The new route is removed with the address."""
     address = parse_address(text)
     host.run("ip", f"-{address.family}", "route", "add", "default", "via", gateway)
@@ -236,14 +238,14 @@ def test_new_network_gets_its_route_at_release(host: Machine, text: str, gateway
 
 
 @pytest.mark.parametrize("text", [f"10.80.0.5/32@{DEVICE}", f"fd80::5/128@{DEVICE}"])
-def test_single_address_gets_no_route(host: Machine, text: str) -> None:
+def test_address_with_the_longest_prefix_gets_no_route(host: Machine, text: str) -> None:
     address = parse_address(text)
     assert claim([address], MOVE) == ()
     give_up([address], MOVE)
 
 
 @families
-def test_cleanup_can_be_repeated(host: Machine, address: HostAddress) -> None:
+def test_fence_and_address_can_be_set_and_removed_twice(host: Machine, address: HostAddress) -> None:
     for _ in range(2):
         raise_fence([address], MOVE)
     assert find_fences() == {MOVE}
@@ -253,7 +255,7 @@ def test_cleanup_can_be_repeated(host: Machine, address: HostAddress) -> None:
         remove(HostAddress(address.ip, address.length, "eth9"))
 
 
-def test_refused_fence_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fence_that_the_kernel_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_refusing_nft(tmp_path)
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
     with pytest.raises(HostCannot, match=r"the moved address cannot be fenced off .* Operation not permitted"):

@@ -133,7 +133,7 @@ def test_rotated_log_is_left_alone(crckpt: Crckpt, kind: str, rotate: Callable[[
         assert first in {f"line {before[''] + more}" for more in (1, 2)}
 
 
-def test_write_only_file_is_cut_back_to_its_size(crckpt: Crckpt) -> None:
+def test_output_file_that_became_shorter_is_restored_after_truncate_to_its_recorded_size(crckpt: Crckpt) -> None:
     """With `program >log`, the program would otherwise write after the end of the file."""
     with stopped(crckpt, program("journal", "plain")) as tree:
         log, before = tree.workdir / "journal.log", tree.counters()
@@ -241,7 +241,7 @@ def test_file_in_use_by_the_running_original_is_not_cut_back(crckpt: Crckpt) -> 
         assert [path.name for path in tree.workdir.glob("journal.log*")] == ["journal.log"]
 
 
-def test_failed_restore_puts_the_cut_off_part_back(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_failed_restore_puts_the_cut_off_part_of_a_log_back(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """The file is as before, and no other file is left in its directory."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"

@@ -105,7 +105,7 @@ def test_checkpoint_committed_before_a_crash_is_not_reported_lost(crckpt: Crckpt
     crckpt.run("gc")
 
 
-def test_failure_before_the_tree_runs_is_reported(crckpt: Crckpt, tree: Tree) -> None:
+def test_dump_in_the_background_reports_a_refusal_before_it_detaches(crckpt: Crckpt, tree: Tree) -> None:
     assert "no process" in crckpt.run("dump", "999999", JOB, "--async", status=ENDED).err
     result = crckpt.run("dump", str(os.getpid()), JOB, "--async", "--json", status=REFUSED)
     assert result.document["error"]["code"] == REFUSED
@@ -121,7 +121,7 @@ def test_checkpoint_is_stored_without_a_reader_of_the_output(crckpt: Crckpt, tre
     wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1 and not _state(crckpt), WITHIN_S, "it to be stored")
 
 
-def test_json_output_reports_committing(crckpt: Crckpt, tree: Tree) -> None:
+def test_json_output_says_that_the_checkpoint_is_still_being_stored(crckpt: Crckpt, tree: Tree) -> None:
     result = crckpt.run("dump", str(tree.pid), JOB, "--async", "--json").document["result"]
     assert result["committing"]
     assert result["checkpoint"] is None

@@ -73,7 +73,7 @@ def _of(tree: Tree) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_attribute_is_restored(restored_attributes: dict[str, Asked], name: str) -> None:
+def test_attribute_of_a_process_and_its_threads_is_restored(restored_attributes: dict[str, Asked], name: str) -> None:
     """The first and the second thread keep their own values."""
     values = restored_attributes[name]
     assert values.after["process"][name] == values.before["process"][name]
@@ -103,8 +103,8 @@ def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_running_dump_queries_attributes_where_there_is_a_hint(crckpt: Crckpt) -> None:
-    """A program with no_new_privs that refuses to execute what was written does so after a restore, too."""
+def test_dump_that_leaves_the_tree_running_records_its_landlock_domain(crckpt: Crckpt) -> None:
+    """Without its Landlock domain the program is restored only with --allow-weaker, and then with PR_SET_MDWE."""
     with started(program("attributes", "no_new_privs", "mdwe", "landlock")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         before = _of(tree)
@@ -126,7 +126,7 @@ def test_program_that_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
         tree.wait_gone()
 
 
-def test_possibly_confined_program_is_not_restored_unconfined(crckpt: Crckpt) -> None:
+def test_program_that_landlock_may_confine_is_not_restored_without_consent(crckpt: Crckpt) -> None:
     """The program may have prevented the query itself."""
     with started(program("attributes", "no_new_privs", "landlock", "dispatch")) as tree:
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
@@ -154,7 +154,9 @@ while True:
 """
 
 
-def test_program_that_keeps_changing_pid_is_not_restored_unconfined(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_that_often_forks_and_ends_is_not_restored_without_its_confinement(
+    crckpt: Crckpt, tmp_path: Path
+) -> None:
     """The queried process has ended before the freeze. A subreaper is the parent of the next process."""
     null = subprocess.DEVNULL
     words, options = ("/usr/bin/python3", "-c", PROGRAM_WITH_ORPHANS), {"cwd": tmp_path, "start_new_session": True}
@@ -234,7 +236,7 @@ def test_program_of_our_user_joins_our_session_keyring(crckpt: Crckpt) -> None:
         assert "crckpt-restores" in _session_after(crckpt, tree)
 
 
-def test_programs_with_other_rights_get_their_own_session_keyring(crckpt: Crckpt) -> None:
+def test_process_with_fewer_rights_than_its_tree_gets_its_own_session_keyring(crckpt: Crckpt) -> None:
     """A process with a keyring can read the keys of all that have it. The threads of a program share one."""
     case = program("attributes", "session_keyring")
     fewer = 'setpriv --bounding-set=-dac_override --inh-caps=-dac_override "$@" & wait'
@@ -284,7 +286,7 @@ def _is_in(pid: int, group: Path) -> bool:
     return f"/{group.name}\n" in Path(f"/proc/{pid}/cgroup").read_text()
 
 
-def test_tree_returns_to_its_limiting_cgroup(crckpt: Crckpt) -> None:
+def test_tree_is_restored_into_the_cgroup_that_limits_it(crckpt: Crckpt) -> None:
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
@@ -346,7 +348,7 @@ def _filtered(group: Path) -> Iterator[None]:
         subprocess.run(("nft", "delete", "table", "inet", "groups"), check=True)
 
 
-def test_frozen_cgroup_is_reported(crckpt: Crckpt) -> None:
+def test_restore_into_a_frozen_cgroup_is_refused(crckpt: Crckpt) -> None:
     """CRIU would wait forever in a frozen group."""
     with _group("unified") as group:
         rule_packets(group)
@@ -383,7 +385,7 @@ def test_missing_device_rules_are_refused(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_missing_cgroup_without_limits_is_ignored(crckpt: Crckpt) -> None:
+def test_missing_cgroup_that_had_no_limits_gives_no_warning(crckpt: Crckpt) -> None:
     with _group("pids") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]

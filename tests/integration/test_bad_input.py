@@ -24,7 +24,7 @@ NOBODY: Final = 65534
 NO_PID: Final = 2**22 - 1
 
 
-def test_unknown_pid_is_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_pid_that_does_not_exist_is_refused(crckpt: Crckpt) -> None:
     """Numbers above the limit and words that are not numbers are refused, too."""
     _refused(crckpt, ENDED, "dump", str(NO_PID), texts=(f"no process {NO_PID}",))
     _refused(crckpt, ENDED, "pre-dump", str(NO_PID), texts=(f"no process {NO_PID}",))
@@ -40,7 +40,7 @@ def test_negative_pid_is_refused(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", "--", "-5", texts=("'-5' is not a PID",))
 
 
-def test_program_cannot_choose_its_job(crckpt: Crckpt) -> None:
+def test_program_of_another_user_cannot_name_itself_into_an_existing_job(crckpt: Crckpt) -> None:
     """A program can choose its own name; the next restore of that job would restore it."""
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     with _sleeping() as ours, _sleeping(*as_nobody) as theirs:
@@ -136,7 +136,7 @@ def test_unusable_pidfiles_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
 
 
 def test_missing_cgroups_and_units_are_refused(crckpt: Crckpt) -> None:
-    """Wherever systemd runs or not."""
+    """The cgroup and the unit are refused whether systemd runs or not."""
     _refused(crckpt, ENDED, "dump", "cgroup:/no/such", texts=("no cgroup /no/such",), also_as_text=False)
     document = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
     assert "crckpt-none" in document["error"]["message"] or "systemctl" in document["error"]["message"]
@@ -200,7 +200,7 @@ def test_invalid_configuration_is_refused(crckpt: Crckpt, tmp_path: Path, conten
 
 
 def test_unreadable_configuration_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Missing, a directory, not text."""
+    """A configuration file that is missing, is a directory, or is not text."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for name in ("missing", "binary", "."):
         path = str(tmp_path / name)
@@ -305,7 +305,7 @@ def test_dump_and_restore_need_root_and_list_does_not(crckpt: Crckpt) -> None:
     assert f"no store at {home}/crckpt" in _one_failure(own, as_json=True)["message"]
 
 
-def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
+def test_dump_without_a_working_criu_is_refused_with_all_reasons(crckpt: Crckpt) -> None:
     """The error lists each CRIU with the reason why it does not work. The tree is not touched."""
     # What is remembered or lies in the private prefix is hidden from this one command.
     hide = 'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"'
@@ -324,8 +324,8 @@ def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
         assert not crckpt.store.exists()
 
 
-def test_broken_criu_option_is_skipped(crckpt: Crckpt) -> None:
-    """The first CRIU that works is used. The document names it, and those that were tried before it."""
+def test_dump_skips_a_broken_criu_given_with_the_option_criu(crckpt: Crckpt) -> None:
+    """The first CRIU that works is used. The document names this CRIU and those that were tried before."""
     with started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run")
         result = crckpt.run(*words, "--json").document["result"]

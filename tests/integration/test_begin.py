@@ -70,7 +70,7 @@ def test_killed_crckpt_ends_the_waiting_criu(crckpt: Crckpt, counter: Tree, word
     assert checkpoints(crckpt) == ()
 
 
-def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
+def test_tree_is_not_frozen_if_its_dump_is_refused(crckpt: Crckpt, connected: Tree) -> None:
     """The tree has a connection, and no option says whether to keep or close it."""
     dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
     assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
@@ -81,7 +81,7 @@ def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
     assert_runs_on(connected, frozenset())
 
 
-def test_criu_is_restarted_when_an_option_is_missing(crckpt: Crckpt, locking: Tree) -> None:
+def test_criu_is_started_again_if_the_tree_needs_an_option_that_it_lacks(crckpt: Crckpt, locking: Tree) -> None:
     """A second CRIU starts with the option; the first leaves nothing, and the tree is frozen once."""
     output = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
     assert "--file-locks" in output

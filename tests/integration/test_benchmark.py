@@ -28,7 +28,7 @@ def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_exit_code_tells_whether_all_bounds_hold(tmp_path: Path) -> None:
+def test_exit_code_of_the_benchmark_is_0_only_if_all_bounds_are_met(tmp_path: Path) -> None:
     result = bench(tmp_path, "startup", "--runs", "1", "--json")
     document = json.loads(result.stdout)
     assert result.returncode == (0 if document["all_met"] else 1), result.stderr
@@ -50,7 +50,7 @@ def test_benchmark_reports_all_steps_of_a_move_without_crckpt_and_with_it(tmp_pa
     assert {"downtime", "downtime with --local-lazy", "downtime with --lazy", "total with --lazy"} <= set(ours)
 
 
-def test_failed_command_is_reported_without_a_verdict(tmp_path: Path) -> None:
+def test_benchmark_of_a_command_that_fails_prints_its_error_and_no_results(tmp_path: Path) -> None:
     result = bench(tmp_path, "startup", "--runs", "1", "--command", "/bin/false")
     assert (result.returncode, result.stdout) == (2, "")
     assert "/bin/false dump" in result.stderr
@@ -58,7 +58,7 @@ def test_failed_command_is_reported_without_a_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("stratup",), ("--targets", "redsi"), ("--sizes", "big")])
-def test_unknown_arguments_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_benchmark_refuses_unknown_arguments(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = bench(tmp_path, *words)
     assert (result.returncode, result.stdout) == (2, "")
     assert words[-1] in result.stderr

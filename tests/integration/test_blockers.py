@@ -81,7 +81,9 @@ KINDS: Final = {
 
 
 @pytest.mark.parametrize(("kind", "key"), KINDS.items(), ids=KINDS)
-def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: str, key: str, tmp_path: Path) -> None:
+def test_blocker_is_reported_before_the_dump_and_explained_if_criu_fails_on_it(
+    crckpt: Crckpt, kind: str, key: str, tmp_path: Path
+) -> None:
     """CRIU may name less than the preflight: then the explanation has the words for unknown values."""
     environment = {"CRCKPT_CRIU": str(impatient(tmp_path / "criu"))} if key == "freeze-timeout" else {}
     with held(kind) as tree:
@@ -116,7 +118,7 @@ def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: st
         "watch_of_file_system": "watch-file-system",
     }.items(),
 )
-def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, kind: str, key: str) -> None:
+def test_blocker_that_criu_would_not_report_is_reported_before_the_dump(crckpt: Crckpt, kind: str, key: str) -> None:
     """At a limit CRIU's code may end the process, and its log says only that something failed.
 
     CRIU saves a part of a segment, and its restore fails. For a message queue it blames a mount, for the file of
@@ -133,7 +135,9 @@ def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, ki
 
 
 @pytest.mark.parametrize("command", ["restore job --new-pid-namespace", "restore job --no-preflight", "rehearse job"])
-def test_checkpoint_of_a_changed_vdso_never_reaches_criu(crckpt: Crckpt, command: str) -> None:
+def test_checkpoint_of_a_program_with_a_changed_vdso_is_refused_before_criu_starts(
+    crckpt: Crckpt, command: str
+) -> None:
     """CRIU would write, with root's rights, where the symbols of the vDSO point to. A store may be made by others."""
     with held("changed_vdso") as tree:
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
@@ -142,7 +146,7 @@ def test_checkpoint_of_a_changed_vdso_never_reaches_criu(crckpt: Crckpt, command
 
 
 @pytest.mark.parametrize(("kind", "key"), [("own_dev", "mount-lookup"), ("left_mounts", "mount-lookup-mapped")])
-def test_files_outside_the_programs_mounts_are_reported_before(crckpt: Crckpt, kind: str, key: str) -> None:
+def test_files_outside_the_programs_mounts_are_reported_before_the_dump(crckpt: Crckpt, kind: str, key: str) -> None:
     with held(kind) as tree:
         before = tree.counters()
         blockers = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]["blockers"]
@@ -165,7 +169,7 @@ def impatient(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["nested_mount", "nested_network"])
-def test_object_that_dumps_but_does_not_restore_is_reported_before(crckpt: Crckpt, kind: str) -> None:
+def test_object_that_can_be_dumped_but_not_restored_is_reported_before_the_dump(crckpt: Crckpt, kind: str) -> None:
     with held(kind) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
         (blocker,) = result["blockers"]
@@ -182,7 +186,7 @@ def test_object_that_dumps_but_does_not_restore_is_reported_before(crckpt: Crckp
         assert error["hint"] == blocker["remedy"]
 
 
-def test_socket_of_another_network_namespace_is_reported_before(crckpt: Crckpt) -> None:
+def test_socket_of_another_network_namespace_is_reported_before_the_dump(crckpt: Crckpt) -> None:
     """CRIU saves such a socket without an error, and opens another one in the namespace where the program runs."""
     with held("foreign_datagrams") as tree:
         (blocker,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
@@ -190,14 +194,14 @@ def test_socket_of_another_network_namespace_is_reported_before(crckpt: Crckpt) 
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
 
 
-def test_bpf_map_is_a_warning(crckpt: Crckpt) -> None:
+def test_open_bpf_map_gives_a_warning_and_does_not_prevent_the_dump(crckpt: Crckpt) -> None:
     with held("bpf_array") as tree:
         seen = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
         assert seen.plan.blockers == ()
         assert [warning.key for warning in seen.plan.warnings] == ["bpf-map-support", "untested-kind"]
 
 
-def test_harmless_lookalikes_are_not_blockers(crckpt: Crckpt) -> None:
+def test_harmless_objects_that_resemble_blockers_do_not_prevent_a_dump(crckpt: Crckpt) -> None:
     with held("harmless") as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert result["blockers"] == []

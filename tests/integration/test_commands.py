@@ -155,7 +155,7 @@ def test_rm_keeps_other_checkpoints_and_gc_frees_space(crckpt: Crckpt, family: T
     assert family.facts() == facts
 
 
-def test_dry_run_changes_nothing(crckpt: Crckpt, family: Tree) -> None:
+def test_dry_run_of_a_dump_creates_no_store_and_does_not_stop_the_tree(crckpt: Crckpt, family: Tree) -> None:
     """No store is created, and the tree is not stopped."""
     output = crckpt.run("dump", str(family.pid), "job", "--dry-run").out
     assert "--leave-running" in output
@@ -212,7 +212,7 @@ def test_tags_can_be_moved_and_removed(crckpt: Crckpt, family: Tree) -> None:
     assert "job 'job' has no tag 'here'" in crckpt.run("show", "job:here", status=12).err
 
 
-def test_store_is_private(crckpt: Crckpt, family: Tree) -> None:
+def test_store_cannot_be_read_by_other_users_whatever_the_umask(crckpt: Crckpt, family: Tree) -> None:
     """A checkpoint contains the memory of a process: no other user may read it, whatever the umask."""
     before = os.umask(0)
     try:
@@ -223,7 +223,7 @@ def test_store_is_private(crckpt: Crckpt, family: Tree) -> None:
         assert path.stat().st_mode & 0o7777 == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_command_lines_stay_out_of_the_manifest(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_manifest_does_not_contain_command_lines(crckpt: Crckpt, tmp_path: Path) -> None:
     """Command lines may contain secrets. They are in the pack, compressed, with the store's mode."""
     target = subprocess.Popen(
         ["/usr/bin/sleep", "1000.00000042"],

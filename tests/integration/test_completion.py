@@ -113,7 +113,7 @@ def typist(request: pytest.FixtureRequest, crckpt: Crckpt, tmp_path: Path) -> It
         yield typist
 
 
-def test_single_match_is_inserted(typist: Typist) -> None:
+def test_tab_key_completes_a_word_that_has_a_single_match(typist: Typist) -> None:
     for typed, line in (
         ("crckpt rehe", "crckpt rehearse"),
         ("crckpt dump --no-i", "crckpt dump --no-incremental"),
@@ -147,7 +147,7 @@ def two_sleeping_processes() -> Iterator[int]:
         yield pids[-1]
 
 
-def test_file_names_are_not_executed(typist: Typist, tmp_path: Path) -> None:
+def test_file_names_with_shell_syntax_are_completed_and_not_executed(typist: Typist, tmp_path: Path) -> None:
     """Any user can choose any file name, and a shell runs what completion inserts."""
     names = tmp_path / "home/names"
     names.mkdir()

@@ -187,7 +187,7 @@ def test_core_output_names_the_file_and_gdb_command(ended_program: EndedProgram,
     assert output.endswith(f"open it with: gdb {ended_program.executable} {core}\n")
 
 
-def test_existing_file_is_not_replaced(ended_program: EndedProgram, tmp_path: Path) -> None:
+def test_core_file_replaces_an_existing_file_only_with_force(ended_program: EndedProgram, tmp_path: Path) -> None:
     """With `--force` the file is replaced. No other file is left in its directory."""
     core = tmp_path / ("core" + "\U0001f600" * 62)  # of the 255 bytes that a name may have, it has 252
     core.write_text("mine")
@@ -199,11 +199,11 @@ def test_existing_file_is_not_replaced(ended_program: EndedProgram, tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["-", "/dev/null", "/proc/none/core"])
-def test_unusable_output_paths_are_refused(ended_program: EndedProgram, place: str) -> None:
+def test_core_file_is_not_written_to_an_unusable_path(ended_program: EndedProgram, place: str) -> None:
     """Unusable are a pipe, a device and a missing directory."""
     assert "--output FILE" in ended_program.crckpt.run("core", "job", "-o", place, "--force", status=2).err
 
 
-def test_unknown_process_is_refused(ended_program: EndedProgram) -> None:
-    """The error names those that are."""
+def test_core_file_of_a_process_that_is_not_in_the_checkpoint_is_refused(ended_program: EndedProgram) -> None:
+    """The error lists the processes that are in the checkpoint."""
     assert str(ended_program.pid) in ended_program.crckpt.run("core", "job", "1", status=2).err

@@ -80,7 +80,7 @@ def images(tmp_path_factory: pytest.TempPathFactory, criu: Path, crit: Path) -> 
     return directory / "tree"
 
 
-def test_every_image_reads_as_crit_reads_it(images: Path, crit: Path) -> None:
+def test_crckpt_reads_the_same_values_from_every_image_as_crit(images: Path, crit: Path) -> None:
     """The records, the raw bytes after them and every value that crckpt reads are compared."""
     kinds = set()
     paths = tuple(images.iterdir())

@@ -64,7 +64,9 @@ def sender(kind: str, user: int = NOBODY, *, keeps: bool = False) -> Case:
 @pytest.mark.parametrize(
     ("kind", "name"), [("file", "/file"), ("/proc/self/mem", "/mem"), ("listener", "/socket (listen)")]
 )
-def test_file_that_waits_in_a_socket_is_not_handed_over(crckpt: Crckpt, kind: str, name: str) -> None:
+def test_restore_does_not_pass_a_file_opened_by_root_through_a_socket_to_another_user(
+    crckpt: Crckpt, kind: str, name: str
+) -> None:
     """CRIU opens the file as root, and crckpt cannot examine it.
 
     Clients of a waiting listener would take it for root's.
@@ -80,17 +82,17 @@ def test_file_that_waits_in_a_socket_is_not_handed_over(crckpt: Crckpt, kind: st
 
 
 @pytest.mark.parametrize("kind", ["pipe", "memory"])
-def test_harmless_descriptor_that_waits_in_a_socket_is_restored(crckpt: Crckpt, kind: str) -> None:
+def test_pipe_or_memory_that_waits_in_a_socket_is_restored(crckpt: Crckpt, kind: str) -> None:
     """Pipes and memory come from the images alone."""
     _receives(crckpt, sender(kind))
 
 
-def test_file_that_the_program_has_open_too_is_restored(crckpt: Crckpt) -> None:
+def test_file_that_waits_in_a_socket_is_restored_if_the_program_also_has_it_open(crckpt: Crckpt) -> None:
     """crckpt can examine a file that the program also has open."""
     _receives(crckpt, sender("file", keeps=True))
 
 
-def test_program_of_root_receives_its_file(crckpt: Crckpt) -> None:
+def test_file_that_waits_in_a_socket_is_restored_for_a_program_of_root(crckpt: Crckpt) -> None:
     """A program of root may open any file."""
     _receives(crckpt, sender("file", user=0))
 

@@ -88,7 +88,7 @@ def test_all_checks_are_printed_with_consequence_and_fix(opened: Crckpt) -> None
     assert shown.out.startswith("this host can checkpoint and restore programs\n")
 
 
-def test_verdict_comes_first_then_the_problems(opened: Crckpt) -> None:
+def test_doctor_prints_the_verdict_first_and_then_only_the_problems(opened: Crckpt) -> None:
     checks = facts(opened.run("doctor", "--json").document)
     verdict, *lines = opened.run("doctor").out.splitlines()
     assert verdict == "this host can checkpoint and restore programs"
@@ -106,7 +106,7 @@ def test_broken_criu_option_is_reported(opened: Crckpt) -> None:
     assert "; /bin/false (--criu): it is not CRIU: its --version says 'false (GNU coreutils)" in criu
 
 
-def test_no_fix_is_offered_for_checks_without_effect(opened: Crckpt) -> None:
+def test_doctor_offers_no_fix_for_features_that_are_not_used(opened: Crckpt) -> None:
     checks = facts(opened.run("doctor", "--json").document)
     shown = " ".join(opened.run("doctor", "--all").out.split())
     for key in UNUSED_FEATURES | TRACKER_CHECKS:
@@ -144,14 +144,14 @@ def test_all_checks_are_reported_without_root(crckpt: Crckpt, tmp_path: Path) ->
     assert "checkpoint_restore" in document["rootless"]["fix"]
 
 
-def test_fix_without_an_answer_changes_nothing(opened: Crckpt) -> None:
+def test_fix_changes_nothing_if_nobody_answers_its_question(opened: Crckpt) -> None:
     result = opened.run("doctor", "--fix")
     assert f"would run: chmod 700 {opened.store}\n" in result.err
     assert "--yes" in result.err
     assert stat.S_IMODE(opened.store.stat().st_mode) == 0o755
 
 
-def test_fix_repairs_the_store_after_consent(opened: Crckpt) -> None:
+def test_fix_with_yes_makes_the_store_private_again(opened: Crckpt) -> None:
     if (run := opened.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
         pytest.skip("this host has more to fix")
     assert run.err == f"done: chmod 700 {opened.store}\n"
@@ -163,7 +163,9 @@ def test_fix_repairs_the_store_after_consent(opened: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"\x04", 0o755), (b"y\n", 0o700)])
-def test_fix_asks_at_the_terminal(opened: Crckpt, answer: bytes, mode: int) -> None:
+def test_fix_is_done_only_if_the_question_at_the_terminal_is_answered_with_yes(
+    opened: Crckpt, answer: bytes, mode: int
+) -> None:
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer)
@@ -183,7 +185,7 @@ def test_fix_asks_at_the_terminal(opened: Crckpt, answer: bytes, mode: int) -> N
     assert stat.S_IMODE(opened.store.stat().st_mode) == mode
 
 
-def test_failed_fix_is_reported(opened: Crckpt, tmp_path: Path) -> None:
+def test_fix_that_fails_is_reported(opened: Crckpt, tmp_path: Path) -> None:
     fails = tmp_path / "fails"
     fails.write_text("#!/bin/sh\necho 'chmod: it does not work' >&2; exit 1\n")
     fails.chmod(0o755)

@@ -17,17 +17,17 @@ from crckpt.ops.dump.request import DumpRequest
 REFUSED = 24
 
 
-def test_healthy_tree_has_no_blockers(crckpt: Crckpt) -> None:
+def test_doctor_finds_no_blocker_in_a_tree_that_can_be_checkpointed(crckpt: Crckpt) -> None:
     with started(BY_NAME["family"]) as tree:
         before = tree.counters()
         output = crckpt.run("doctor", str(tree.pid)).out
         assert output.startswith(f"PID {tree.pid} can be checkpointed\n")
         tree.wait_growth(before)
-        assert not crckpt.store.exists(), "it only looks"
+        assert not crckpt.store.exists(), "doctor must not create the store"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_healthy_trees_raise_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
+def test_doctor_warns_of_nothing_in_trees_that_can_be_checkpointed(crckpt: Crckpt, case: Case) -> None:
     """The only exception is the choice that the user must make about TCP connections."""
     with started(case) as tree:
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
@@ -76,7 +76,7 @@ def test_doctor_and_dump_report_a_missing_capability(crckpt: Crckpt) -> None:
             assert "CAP_SYS_PTRACE" in result.stderr
 
 
-def test_tree_is_described(crckpt: Crckpt) -> None:
+def test_doctor_describes_the_processes_of_the_tree(crckpt: Crckpt) -> None:
     """The description shows the user if the PID was wrong."""
     with started(BY_NAME["family"]) as tree:
         processes = crckpt.run("doctor", str(tree.pid), "--json").document["result"]["processes"]
@@ -90,14 +90,14 @@ def test_tree_is_described(crckpt: Crckpt) -> None:
 TIMES = ("frozen_ms", "dump_ms", "commit_ms")
 
 
-def test_cost_of_a_dump_is_estimated(crckpt: Crckpt) -> None:
+def test_doctor_estimates_the_cost_of_a_dump(crckpt: Crckpt) -> None:
     """The estimated bytes are within a factor of 2. `scripts/bench predictions` measures the estimated times."""
     with started(BY_NAME["family"]) as tree:
         first = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert (first["able"], first["blockers"]) == (True, [])
         assert first["prediction_assumes"].startswith("as the first checkpoint of ")
         assert first["prediction_assumes"].endswith(f" in {crckpt.store} (a new store)")
-        assert not crckpt.store.exists(), "it only looks"
+        assert not crckpt.store.exists(), "doctor must not create the store"
         took = crckpt.run("dump", str(tree.pid), "--json").document["result"]["checkpoint"]["statistics"]
         for number in ("raw_bytes", "stored_bytes"):
             assert took[number] / 2 < first["prediction"][number] < took[number] * 2, number
@@ -134,7 +134,7 @@ def test_deleted_open_files_count_towards_the_estimate(crckpt: Crckpt) -> None:
             child.kill()
 
 
-def test_estimate_is_printed_without_stopping_the_tree(crckpt: Crckpt) -> None:
+def test_doctor_prints_the_estimate_without_stopping_the_tree(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         before = tree.counters()
         output = crckpt.run("doctor", str(tree.pid)).out
@@ -144,7 +144,7 @@ def test_estimate_is_printed_without_stopping_the_tree(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_missing_estimate_is_explained(crckpt: Crckpt) -> None:
+def test_doctor_explains_why_it_cannot_estimate_the_cost(crckpt: Crckpt) -> None:
     crckpt.store.mkdir()
     (crckpt.store / "letter").touch()
     with started(BY_NAME["counter"]) as tree:

@@ -20,7 +20,7 @@ CANNOT = 20
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_commands_of_a_page_print_what_it_shows(page: Path) -> None:
+def test_commands_in_the_documentation_print_the_output_that_is_shown_there(page: Path) -> None:
     try:
         differences, _ = run_page(page)
     except subprocess.CalledProcessError as error:

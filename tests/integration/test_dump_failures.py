@@ -117,7 +117,7 @@ def test_interrupted_dump_reports_that_the_tree_runs_on(
         assert all(path.startswith("cache/") for path in left), left
 
 
-def test_interruption_does_not_wait_for_a_blocked_criu(crckpt: Crckpt) -> None:
+def test_interrupted_dump_ends_a_criu_that_is_blocked(crckpt: Crckpt) -> None:
     """CRIU may wait for memory of the tree that is not served. CRIU is ended, and the tree keeps running."""
     trace = ctypes.CDLL(None, use_errno=True).ptrace
     with started(COUNTER) as tree:
@@ -157,7 +157,7 @@ def _wait_for_end(pid: int) -> None:
         _, status = os.waitpid(pid, 0x40000000)  # __WALL
 
 
-def test_interruption_at_startup_prints_one_line(crckpt: Crckpt) -> None:
+def test_interruption_while_crckpt_starts_prints_one_line(crckpt: Crckpt) -> None:
     """crckpt never prints a traceback, even while it is still importing modules."""
     with started(COUNTER) as tree:
         for delay in (0.0, *DELAYS_S):
@@ -219,7 +219,7 @@ def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
         assert not is_traced(tree)
 
 
-def test_criu_killed_in_the_hold_is_distinguished_from_one_that_ended_the_tree(crckpt: Crckpt) -> None:
+def test_message_says_that_the_tree_runs_on_if_criu_was_killed_after_the_checkpoint_was_stored(crckpt: Crckpt) -> None:
     """The checkpoint exists, but the tree was not ended. The message says so."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="pack.rename")

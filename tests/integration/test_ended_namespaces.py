@@ -24,14 +24,14 @@ def _kill_parent(init: int) -> None:
     assert runs(init)
 
 
-def test_ended_tree_leaves_no_pid_namespace() -> None:
+def test_init_of_a_test_trees_pid_namespace_ends_with_its_parent() -> None:
     with started(Case("apart", (*IN_A_PID_NAMESPACE, PYTHON, "{programs}/counter.py", "{workdir}"))) as tree:
         (init,) = psutil.Process(tree.pid).children()
         _kill_parent(init.pid)
     assert not runs(init.pid)
 
 
-def test_ended_target_leaves_no_pid_namespace(tmp_path: Path) -> None:
+def test_init_of_a_test_targets_pid_namespace_ends_with_its_parent(tmp_path: Path) -> None:
     with Target("nothing", tmp_path, IN_A_PID_NAMESPACE, depth=1) as target:
         _kill_parent(target.pid)
     assert not runs(target.pid)

@@ -38,7 +38,7 @@ def secret() -> Iterator[Path]:
         yield file
 
 
-def test_root_owned_file_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
+def test_file_of_root_that_replaced_a_log_is_not_opened_for_the_program(crckpt: Crckpt, secret: Path) -> None:
     """CRIU opens paths as root: the program could write to any file that its user links to (fs.protected_hardlinks)."""
     before = secret.read_bytes()
     with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
@@ -51,7 +51,7 @@ def test_root_owned_file_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt
         crckpt.run("restore", JOB, "--detach", "--grown", "keep", "--allow-weaker")
 
 
-def test_directory_that_the_program_may_not_enter_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
+def test_directory_that_the_program_may_not_enter_is_not_opened_for_it(crckpt: Crckpt, secret: Path) -> None:
     """A process in a directory needs no permission on the directories above it."""
     case = Case("log", (*AS_NOBODY, "env", "--chdir={workdir}/inner", *LOGS), user=NOBODY)
     with stopped(crckpt, _with_directory(case, "inner")) as tree:
@@ -66,7 +66,7 @@ def test_directory_that_the_program_may_not_enter_is_not_handed_over(crckpt: Crc
         assert "inner" in crckpt.run("rehearse", JOB, status=REFUSED).err
 
 
-def test_replaced_file_of_the_same_user_is_handed_over(crckpt: Crckpt) -> None:
+def test_file_that_the_programs_user_replaced_is_opened_for_the_program(crckpt: Crckpt) -> None:
     """A log may be another by now, if the program could open that as well."""
     with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
         log = tree.workdir / LOG
@@ -80,7 +80,7 @@ def test_replaced_file_of_the_same_user_is_handed_over(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_root_owned_file_that_the_program_had_open_is_handed_over(crckpt: Crckpt) -> None:
+def test_file_of_root_that_the_program_had_open_is_opened_for_it_again(crckpt: Crckpt) -> None:
     """A shell of root has opened the file for the program, in a directory of the user."""
     opened = ("sh", "-c", 'exec "$@" 7>>{workdir}/errors', "sh", *AS_NOBODY, *LOGS)
     with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
@@ -92,7 +92,7 @@ def test_root_owned_file_that_the_program_had_open_is_handed_over(crckpt: Crckpt
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_replacement_of_a_file_that_root_had_lent_is_not_handed_over(
+def test_file_that_replaced_an_open_file_of_root_is_not_opened_for_the_program(
     crckpt: Crckpt, secret: Path, is_replaced: bool
 ) -> None:
     """Root opens a key for a program that may not open it. The program does not get the key that replaced it."""
@@ -110,7 +110,7 @@ def test_replacement_of_a_file_that_root_had_lent_is_not_handed_over(
         tree.wait_growth(before)
 
 
-def test_file_in_a_user_owned_directory_is_not_handed_over_to_a_root_program(crckpt: Crckpt, secret: Path) -> None:
+def test_file_in_a_users_directory_is_not_opened_for_a_program_of_root(crckpt: Crckpt, secret: Path) -> None:
     """The log of a web server, for example, may be in a directory of a user."""
     before = secret.read_bytes()
     case = Case("log", LOGS, user=NOBODY)
@@ -138,7 +138,7 @@ OTHER_UID: Final = NOBODY - 1
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
 @pytest.mark.parametrize("use", OPEN_STATEMENTS)
-def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
+def test_file_of_another_user_in_a_shared_directory_is_not_opened_for_the_program(
     crckpt: Crckpt, secret: Path, use: str, owner: int
 ) -> None:
     """In /tmp, another user could choose what root's program reads or executes after a file was removed."""
@@ -162,7 +162,9 @@ def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
 
 
 @pytest.mark.parametrize("before", [NOBODY, 0])
-def test_new_file_with_the_inode_of_a_removed_one_is_not_handed_over(crckpt: Crckpt, secret: Path, before: int) -> None:
+def test_new_file_with_the_inode_of_a_removed_one_is_not_opened_for_the_program(
+    crckpt: Crckpt, secret: Path, before: int
+) -> None:
     """Root writes a file in a user's directory, which gets the inode of the user's removed file, or of root's own."""
     file = _make_in_directory_of_nobody(secret)
     os.chown(file, before, before)
@@ -194,7 +196,9 @@ MAP_STATEMENT: Final = "m = mmap.mmap(os.open(path, os.{}), 0, mmap.MAP_SHARED, 
 
 
 @pytest.mark.parametrize("opened", ["O_RDONLY", "O_RDWR"])
-def test_map_that_can_become_writable_does_not_show_a_file_of_root(crckpt: Crckpt, secret: Path, opened: str) -> None:
+def test_file_of_root_is_not_mapped_from_a_descriptor_that_can_make_the_map_writable(
+    crckpt: Crckpt, secret: Path, opened: str
+) -> None:
     """A program that has opened its file for writing can make a read-only map of it writable by mprotect(2)."""
     file = _make_in_directory_of_nobody(secret)
     with _using(crckpt, MAP_STATEMENT.format(opened), file, *AS_NOBODY) as pid:

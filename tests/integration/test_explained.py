@@ -25,8 +25,8 @@ def workshop() -> Iterator[Workshop]:
 
 
 @pytest.mark.parametrize("row", DUMPS, ids=[row.name for row in DUMPS])
-def test_failed_dump_is_explained(workshop: Workshop, tmp_path: Path, row: Dump) -> None:
-    """The tree lives on."""
+def test_explain_finds_the_cause_of_a_failed_dump_by_criu(workshop: Workshop, tmp_path: Path, row: Dump) -> None:
+    """After the failed dump the tree runs on."""
     if row.unless():
         pytest.skip(f"{row.unless.__doc__}")
     with ExitStack() as stack:
@@ -49,7 +49,7 @@ def test_failed_dump_is_explained(workshop: Workshop, tmp_path: Path, row: Dump)
 
 
 @pytest.mark.parametrize("row", RESTORES, ids=[row.name for row in RESTORES])
-def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
+def test_explain_finds_the_cause_of_a_failed_restore_by_criu(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
     """After the failed restore no process of the tree is left."""
     with ExitStack() as stack:
         world = workshop.checkpoint(row).world(tmp_path)
@@ -65,7 +65,7 @@ def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Re
     assert document["remedy"]
 
 
-def test_enough_causes_are_provoked() -> None:
+def test_at_least_sixty_causes_of_criu_are_provoked_by_these_tests() -> None:
     """Only causes from CRIU's log count. tests/data/logs has a line for each of the others."""
     provoked = {row.cause for row in (*DUMPS, *RESTORES)}
     assert len(provoked) >= 60

@@ -53,7 +53,7 @@ def test_dump_of_a_filtered_program_is_refused_if_another_process_has_its_memory
 
 
 @pytest.mark.parametrize("words", [(), ("--pre-copy",)], ids=["at once", "in rounds"])
-def test_filtered_program_keeps_its_proc_files_and_its_sleep(
+def test_program_with_a_filtered_thread_can_read_proc_and_sleeps_on_after_a_dump(
     crckpt: Crckpt, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """Only one of the program's threads has filters."""

@@ -101,7 +101,7 @@ CASE_WITH_A_REMOVED_FILE: Final = Case(
 )
 
 
-def test_removed_file_may_have_the_name_of_a_removed_one(crckpt: Crckpt) -> None:
+def test_removed_file_whose_name_ends_with_deleted_is_restored(crckpt: Crckpt) -> None:
     """The kernel appends " (deleted)" to the name of a removed file, and this name already ends with that."""
     code = PROGRAM_THAT_REMOVES_ITS_FILE.replace("/mine", "/mine (deleted)")
     with started(Case("removes", (*CASE_WITH_A_REMOVED_FILE.argv[:-3], "-c", code, "{workdir}"))) as tree:
@@ -128,7 +128,7 @@ def test_removed_file_is_not_replaced_by_an_earlier_namesake(crckpt: Crckpt) -> 
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_thread_image_of_another_process_is_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_process_that_sends_criu_a_forged_list_of_threads_is_refused(crckpt: Crckpt) -> None:
     """The image of a thread, with its registers and rights, is named by the thread's number."""
     with started(BY_NAME["threads"]) as tree:
         output = _dump_forged(crckpt, tree.pid, "pstree.img", _without_last_thread, hold=1)
@@ -171,7 +171,7 @@ while True:
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_log_of_criu_is_not_open_in_other_processes(crckpt: Crckpt) -> None:
+def test_processes_of_the_tree_get_a_pipe_and_not_the_log_of_criu(crckpt: Crckpt) -> None:
     """CRIU's code in a process writes to a pipe, because a process with the log open could fill root's disk."""
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
     with started(BY_NAME["nobody"]) as tree:

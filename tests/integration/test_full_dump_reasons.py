@@ -37,7 +37,7 @@ def restore(crckpt: Crckpt, target: Target, *words: str) -> None:
     crckpt.run("restore", JOB, "--detach")
 
 
-def test_restored_tree_gets_a_full_dump_with_the_reason(crckpt: Crckpt, target: Target) -> None:
+def test_full_dump_says_that_the_tree_was_restored(crckpt: Crckpt, target: Target) -> None:
     """The first dump of the tree was full, too: only the reason shows that the tree was tracked."""
     restore(crckpt, target, "--incremental")
     assert reason(crckpt, target) == f"{RESTORED_REASON}{NEW_TRACKER_HINT}"
@@ -60,14 +60,14 @@ def test_full_dump_says_that_the_tracker_was_ended_or_killed(crckpt: Crckpt, tar
     assert dump_incrementally(crckpt, target)["tracked"]["base"]
 
 
-def test_ended_tracker_is_the_reason_for_another_job(crckpt: Crckpt, target: Target) -> None:
+def test_full_dump_for_another_job_says_that_the_tracker_was_ended(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     crckpt.run("ps", "--end", str(target.pid))
     output = crckpt.run("dump", str(target.pid), "other").out
     assert f"full dump: {ENDED_ON_REQUEST}{NEW_TRACKER_HINT}\n" in output
 
 
-def test_untracked_tree_gives_no_reason(crckpt: Crckpt, target: Target) -> None:
+def test_dump_of_a_tree_that_was_never_tracked_gives_no_reason_why_it_is_full(crckpt: Crckpt, target: Target) -> None:
     for _ in range(2):
         result = crckpt.run("dump", str(target.pid), JOB, "--json")
         assert result.document["result"]["tracked"] is None

@@ -38,7 +38,7 @@ def ran(crckpt: Crckpt, operation: str, target: Target, criu: Path, status: int 
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
+def test_o_direct_descriptor_that_is_open_only_while_criu_works_makes_the_dump_full(
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     """The descriptor is opened after crckpt has looked, and closed before CRIU has ended."""
@@ -100,7 +100,7 @@ def is_awaited(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_crckpt_killed_in_the_gate_leaves_the_tree_running(
+def test_tree_runs_on_if_crckpt_is_killed_while_criu_waits_for_it(
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     with waiting(crckpt, target, tmp_path, operation) as (process, criu):
@@ -117,7 +117,7 @@ def test_crckpt_killed_in_the_gate_leaves_the_tree_running(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_crckpt_interrupted_in_the_gate_makes_the_next_dump_full(
+def test_next_dump_is_full_if_crckpt_is_interrupted_while_criu_waits_for_it(
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     with waiting(crckpt, target, tmp_path, operation) as (process, criu):
@@ -152,7 +152,7 @@ def test_tree_continues_if_crckpt_is_stopped_while_criu_waits_for_it(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_terminal_stop_waits_until_the_tree_runs(
+def test_stop_key_during_a_dump_stops_crckpt_only_after_the_tree_runs(
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     typed = tmp_path / "typed"
@@ -181,7 +181,7 @@ def test_terminal_stop_waits_until_the_tree_runs(
 
 @pytest.mark.parametrize("after", OPERATIONS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_slow_tracker_delays_nothing(
+def test_dump_does_not_wait_for_a_stopped_tracker(
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str, after: str
 ) -> None:
     """The dump succeeds. Devices that appeared meanwhile are unknown, so the next dump is full.

@@ -83,7 +83,7 @@ def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> Non
         assert_runs_on(tree, frozenset())
 
 
-def test_store_on_a_noexec_mount_can_hold(tmp_path: Path) -> None:
+def test_dump_and_restore_work_with_a_store_on_a_noexec_mount(tmp_path: Path) -> None:
     """The program that CRIU runs in a hold is not in the store."""
     with store_on_disk(tmp_path / "store", "40m", "noexec") as crckpt, started(COUNTER) as tree:
         before = tree.counters()
@@ -157,7 +157,7 @@ def test_reported_freeze_includes_what_crckpt_does_in_the_hold(crckpt: Crckpt) -
 
 
 @pytest.mark.parametrize("which", ["criu", "script"])
-def test_stopped_criu_is_continued(crckpt: Crckpt, which: str) -> None:
+def test_dump_continues_a_criu_that_was_stopped(crckpt: Crckpt, which: str) -> None:
     """A CRIU that runs as the user of the tree can be stopped by that user, and so can its script."""
     with started(COUNTER) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", CRCKPT_STOP_AT="hold.commit")
@@ -171,7 +171,9 @@ def test_stopped_criu_is_continued(crckpt: Crckpt, which: str) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_restore_stopped_in_its_hold_leaves_nothing(crckpt: Crckpt) -> None:
+def test_restore_whose_crckpt_was_stopped_before_the_commit_leaves_no_process_and_no_network_lock(
+    crckpt: Crckpt,
+) -> None:
     with started(DIALOGUE) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
         tree.wait_gone()
@@ -239,7 +241,7 @@ def test_removing_the_checkpoint_of_a_stopped_tree_lifts_its_lock(crckpt: Crckpt
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_commit_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: str) -> None:
+def test_tree_ends_after_a_killed_crckpt_only_if_the_commit_was_recorded(tmp_path: Path, when: str) -> None:
     """If SIGKILL comes before the commit is recorded, the tree keeps running. After the record, the tree ends."""
     paths = _work(tmp_path)
     with started(COUNTER) as tree:

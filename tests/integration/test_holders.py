@@ -101,7 +101,7 @@ program.run(step)
 """
 
 
-def test_connections_that_wait_to_be_accepted_are_the_users(crckpt: Crckpt) -> None:
+def test_connection_that_waits_to_be_accepted_belongs_to_the_programs_user(crckpt: Crckpt) -> None:
     """Otherwise a server would take its client for root, and each client would take the server for root."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_WITH_PENDING_CONNECTIONS, "{workdir}")
     with started(Case("accepts", (*AS_NOBODY, *words), user=NOBODY)) as tree:
@@ -239,7 +239,7 @@ def add_address(tree: Tree) -> int:
         return -int(struct.unpack_from("=i", held.recv(4096), 16)[0])
 
 
-def test_netlink_socket_is_judged_by_the_programs_user(crckpt: Crckpt) -> None:
+def test_restored_netlink_socket_has_only_the_rights_of_the_programs_user(crckpt: Crckpt) -> None:
     """The kernel checks the rights of the sender and of the creator, which is the program's user."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", PROGRAM_WITH_A_NETLINK_SOCKET, "{workdir}")
     with started(Case("netlink", (*AS_NOBODY, *words), user=NOBODY)) as tree:

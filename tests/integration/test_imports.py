@@ -33,7 +33,7 @@ def test_dump_restore_and_show_import_no_slow_module(crckpt: Crckpt) -> None:
     assert [words & UNWANTED_MODULES for words in (first, tracked, stopped, restored, shown)] == [set()] * 5
 
 
-def test_system_calls_are_named_by_ptrace(crckpt: Crckpt) -> None:
+def test_only_show_ps_imports_ptrace_for_the_names_of_system_calls(crckpt: Crckpt) -> None:
     with started(next(case for case in CASES if case.name == "threads")) as tree:
         crckpt.run("dump", str(tree.pid), "job")
     assert find_imports(crckpt, "show", "job", "--ps") & UNWANTED_MODULES == {"ptrace"}

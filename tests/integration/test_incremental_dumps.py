@@ -259,7 +259,7 @@ def test_hung_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == KILLED
 
 
-def test_killed_tracker_can_be_forgotten(crckpt: Crckpt, target: Target) -> None:
+def test_full_dump_no_longer_reports_a_killed_tracker_after_ps_end(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     words = ("dump", str(target.pid), "job", "--json")
@@ -333,7 +333,9 @@ def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> Non
     assert_complete(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_other_criu_does_not_use_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_dump_with_another_criu_is_full_and_leaves_the_tracker_unchanged(
+    crckpt: Crckpt, target: Target, tmp_path: Path
+) -> None:
     first = dump_incrementally(crckpt, target)
     other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
     tracking = dump_incrementally(crckpt, target, "--criu", str(other))["tracked"]
@@ -341,7 +343,7 @@ def test_other_criu_does_not_use_the_tracker(crckpt: Crckpt, target: Target, tmp
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
 
 
-def test_upgrade_starts_a_new_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_tracker_is_replaced_if_criu_or_crckpt_was_upgraded(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """The running tracker describes the library and the protocol of the old version."""
     criu = wrapper(tmp_path, "")
     words = ("--criu", str(criu))
@@ -359,7 +361,7 @@ def test_upgrade_starts_a_new_tracker(crckpt: Crckpt, target: Target, tmp_path: 
     assert_complete(crckpt, after["checkpoint"]["id"], target)
 
 
-def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
+def test_tree_with_more_processes_than_the_descriptor_limit_is_tracked(crckpt: Crckpt) -> None:
     """Services and logins have low limits, and the tracker needs one descriptor for each process."""
     words = ("dump", "--incremental", "--json")
     limited = ["prlimit", "--nofile=40:", str(PROGRAM)]
@@ -501,7 +503,7 @@ def test_full_dump_with_no_incremental_does_not_change_the_next_base(crckpt: Crc
     assert_complete(crckpt, after["checkpoint"]["id"], target)
 
 
-def test_background_dump_becomes_the_base(crckpt: Crckpt, target: Target) -> None:
+def test_next_incremental_dump_counts_from_a_dump_in_the_background(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     target.write()
     crckpt.run("dump", str(target.pid), "job", "--async")
@@ -538,7 +540,7 @@ def test_damaged_base_makes_the_dump_full(crckpt: Crckpt, target: Target, what: 
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 
-def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
+def test_ps_lists_the_tracker_of_a_tree_and_ends_it(crckpt: Crckpt, target: Target) -> None:
     assert not [tracker for tracker in trackers(crckpt) if tracker["root"] == target.pid]
     crckpt.run("ps", "--end", str(target.pid), status=2)
     before = datetime.now(UTC)

@@ -336,7 +336,9 @@ def test_missing_space_for_hugetlb_files_refuses_the_restore(program: Path, tmp_
         assert target.look() == checksum
 
 
-def test_process_in_uninterruptible_sleep_is_refused_and_left_alone(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_dump_of_a_process_in_uninterruptible_sleep_is_refused_and_detaches_from_it(
+    crckpt: Crckpt, tmp_path: Path
+) -> None:
     program = compile_program("entered.c", tmp_path, "-pthread")
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")

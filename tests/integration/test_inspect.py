@@ -205,7 +205,7 @@ def test_strings_finds_text_across_pages(looked: Looked) -> None:
     assert "regular expression" in looked.crckpt.run("show", "job", "--strings", "(", status=2).err
 
 
-def test_sections_can_be_shown_alone_or_together(looked: Looked) -> None:
+def test_show_with_several_section_options_prints_all_of_them(looked: Looked) -> None:
     """The JSON document has only the requested sections."""
     usual = set(looked.show("--ps")) - {"ps"}
     together = looked.show("--ps", "--files", "--sockets", "--maps", "--env", "--strings", TEXT)

@@ -73,7 +73,7 @@ def test_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) ->
     assert not prefix.exists()
 
 
-def test_failed_step_is_reported_in_one_line_and_undone(prefix: Path, folder: Path) -> None:
+def test_failed_step_of_an_installation_is_reported_in_one_line_and_undone(prefix: Path, folder: Path) -> None:
     python = python_that(
         folder / "full", 'case $3 in venv) echo "OSError: No space left on device" >&2; exit 1 ;; esac'
     )
@@ -111,7 +111,7 @@ def test_root_does_not_import_from_the_current_directory(prefix: Path, folder: P
     assert set((folder / "options").read_text().split()) == {"-I", "--version"}
 
 
-def test_root_refuses_a_prefix_where_others_can_replace_files(folder: Path) -> None:
+def test_root_does_not_install_into_a_prefix_where_others_can_replace_files(folder: Path) -> None:
     """Other users could replace a program that the installation runs."""
     theirs = folder / "theirs"
     program = theirs / "lib/crckpt/venv/bin/crckpt"

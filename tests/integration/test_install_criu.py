@@ -97,7 +97,7 @@ def test_two_concurrent_runs_share_one_installation(installed: Installed) -> Non
     assert "sid" not in outcomes[1].stderr
 
 
-def test_programs_of_the_prefix_use_only_its_libraries(installed: Installed) -> None:
+def test_installed_criu_and_nft_use_only_the_libraries_in_their_prefix(installed: Installed) -> None:
     """The programs use no library of this machine, and nft can talk to the kernel."""
     loader = next((installed.prefix / "root").glob("usr/lib/*-linux-gnu/ld-linux*.so.*"))
     for name in ("criu", "nft"):
@@ -111,7 +111,7 @@ def test_programs_of_the_prefix_use_only_its_libraries(installed: Installed) -> 
     assert (nft.returncode, nft.stderr) == (0, "")
 
 
-def test_moved_prefix_works(installed: Installed, tmp_path: Path) -> None:
+def test_criu_works_after_its_prefix_was_moved(installed: Installed, tmp_path: Path) -> None:
     """A moved prefix passes the trial in its new place, and its crit reads images."""
     moved = tmp_path / "elsewhere/criu"
     shutil.copytree(installed.prefix, moved, symlinks=True)
@@ -131,7 +131,7 @@ def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) 
     assert result.stderr.count("/nonexistent/tracker.so") == 1
 
 
-def test_working_criu_on_path_is_chosen(installed: Installed, tmp_path: Path) -> None:
+def test_install_criu_chooses_a_working_criu_on_path_and_installs_nothing(installed: Installed, tmp_path: Path) -> None:
     """CRIU on PATH comes first, and nothing is installed in the prefix."""
     env = criu_that(tmp_path / "bin", f'exec {installed.prefix}/criu "$@"')
     outcome = run(tmp_path / "prefix", "path,prefix,sid", env=env)
@@ -179,8 +179,8 @@ def assert_no_trace(trace: Path, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_killed_run_leaves_the_old_prefix(installed: Installed) -> None:
-    """SIGKILL while packages are unpacked: the old CRIU still works, and the next run clears up."""
+def test_killed_installation_leaves_the_old_criu_working(installed: Installed) -> None:
+    """After SIGKILL while packages are unpacked, the next run removes what the killed one left."""
     folder = installed.prefix.parent
     process = start(installed.prefix, "sid")
     try:
@@ -195,7 +195,7 @@ def test_killed_run_leaves_the_old_prefix(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_installation_of_criu_leaves_no_file(tmp_path: Path, number: signal.Signals) -> None:
     """The script cleans up, prints nothing, and ends with the signal's status."""
     process = start(tmp_path / "criu", "sid,testing")
     wait_for(lambda: any(tmp_path.glob(".criu.tmp-*/new/apt/lists")), 60, "the download to begin")
@@ -300,7 +300,7 @@ def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
     assert "no such candidate: woody; there are path, prefix, sid, testing, stable, build" in outcome.stderr
 
 
-def test_command_does_the_same_as_the_script(installed: Installed, tmp_path: Path) -> None:
+def test_command_install_criu_does_the_same_as_the_script(installed: Installed, tmp_path: Path) -> None:
     """`crckpt install-criu` names the CRIU, those that it rejected and why; with --json as a document."""
     argv = [str(PROGRAM), "install-criu", "--prefix", str(installed.prefix), "--try", "path,prefix"]
     env = criu_that(tmp_path / "bin", "exit 1")

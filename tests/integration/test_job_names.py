@@ -58,7 +58,7 @@ def dump(crckpt: Crckpt, pid: int, *words: str) -> str:
     return job
 
 
-def test_two_scripts_have_different_jobs(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_two_python_scripts_get_different_job_names(crckpt: Crckpt, tmp_path: Path) -> None:
     with ExitStack() as stack:
         for name in ("train.py", "evaluate.py"):
             script(tmp_path / name[:-3], name)
@@ -66,7 +66,7 @@ def test_two_scripts_have_different_jobs(crckpt: Crckpt, tmp_path: Path) -> None
             assert dump(crckpt, pid) == name[:-3]
 
 
-def test_two_processes_of_one_script_share_a_job_with_a_warning(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_second_process_of_a_script_is_dumped_into_the_same_job_with_a_warning(crckpt: Crckpt, tmp_path: Path) -> None:
     """Otherwise `restore JOB` would restore one of two workers without a warning."""
     words = "brings back only the process that was dumped last"
     (tmp_path / "second").mkdir()
@@ -83,7 +83,7 @@ def test_two_processes_of_one_script_share_a_job_with_a_warning(crckpt: Crckpt, 
         assert words not in crckpt.run("dump", str(second)).out
 
 
-def test_wrapper_and_its_command_have_the_same_job(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_command_started_by_a_wrapper_has_the_job_name_of_the_command(crckpt: Crckpt, tmp_path: Path) -> None:
     script(tmp_path, "train.py")
     with running(tmp_path, "timeout", "1h", PYTHON, "train.py") as pid:
         assert dump(crckpt, pid) == "train"
@@ -108,7 +108,9 @@ def test_printed_command_restores_the_dump(crckpt: Crckpt, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("job", [(), ("train",)], ids=["default", "named"])
 @pytest.mark.parametrize("command", ["dump", "pre-dump"])
-def test_other_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, job: tuple[str, ...]) -> None:
+def test_dump_of_another_script_into_a_job_is_refused(
+    crckpt: Crckpt, tmp_path: Path, command: str, job: tuple[str, ...]
+) -> None:
     one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
     with running(one.parent, PYTHON, one.name) as pid:
         dump(crckpt, pid)
@@ -125,7 +127,7 @@ def test_other_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, j
         assert runs(pid)
 
 
-def test_restarted_program_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_restarted_program_can_be_dumped_into_its_job_again(crckpt: Crckpt, tmp_path: Path) -> None:
     """A timer may dump a service into a job of a fixed name."""
     script(tmp_path, "train.py")
     jobs = []
@@ -135,7 +137,7 @@ def test_restarted_program_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
     assert jobs == ["nightly"] * 2
 
 
-def test_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_upgraded_program_can_be_dumped_into_its_job_again(crckpt: Crckpt, tmp_path: Path) -> None:
     executable = tmp_path / "server"
     for _ in range(2):
         # As a package manager does it: another file under the same name.
@@ -166,7 +168,7 @@ def test_imported_checkpoint_names_its_executable(crckpt: Crckpt, tmp_path: Path
         assert f"but PID {pid} runs {tmp_path}/wait.sh" in error
 
 
-def test_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_that_changed_its_directory_can_be_dumped_into_its_job_again(crckpt: Crckpt, tmp_path: Path) -> None:
     """The relative path of its script seems to be in the new directory."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

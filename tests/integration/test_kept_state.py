@@ -27,7 +27,7 @@ def look(tree: Tree) -> dict[str, Any]:
 
 
 @EACH_KIND_OF_RESTORE
-def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
+def test_directories_root_and_umask_of_a_single_thread_are_restored(crckpt: Crckpt, how: str) -> None:
     with (
         stopped(crckpt, program("kept_state", "thread-directories", "thread-root")) as tree,
         restored_by(crckpt, how) as warnings,
@@ -40,7 +40,7 @@ def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
         assert warnings == []
 
 
-def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
+def test_restore_is_refused_if_the_root_directory_of_a_thread_is_missing(crckpt: Crckpt) -> None:
     """The thread would leave its root directory."""
     with stopped(crckpt, program("kept_state", "thread-root")) as tree:
         (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
@@ -58,7 +58,9 @@ def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
         ("thread-host-name", "UTS namespace"),
     ],
 )
-def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name: str, what: str) -> None:
+def test_dump_of_a_thread_with_its_own_namespace_or_descriptor_table_is_refused(
+    crckpt: Crckpt, name: str, what: str
+) -> None:
     with started(program("kept_state", name)) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "--dry-run"), ("dump", str(tree.pid))):
             result = crckpt.run(*words, status=REFUSED)
@@ -84,7 +86,7 @@ def test_renamed_socket_does_not_take_a_name_in_use(crckpt: Crckpt) -> None:
 
 
 @EACH_KIND_OF_RESTORE
-def test_wall_clock_timer_is_not_late(crckpt: Crckpt, how: str) -> None:
+def test_restored_wall_clock_timer_expires_at_the_set_time(crckpt: Crckpt, how: str) -> None:
     with stopped(crckpt, program("kept_state", "wall-clock-timer")) as tree, restored_by(crckpt, how):
         found = look(tree)["wall-clock-timer"]
         assert abs(found["late"]) < found["paused"] / 4
@@ -123,7 +125,7 @@ def test_unread_terminal_bytes_are_restored(crckpt: Crckpt) -> None:
         assert look(tree)["terminal"] == TERMINAL
 
 
-def test_exclusive_terminal_stays_exclusive(crckpt: Crckpt) -> None:
+def test_terminal_opened_exclusively_is_still_exclusive_after_a_restore(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("kept_state", "exclusive-terminal")) as tree, restored_by(crckpt, "detached"):
         assert look(tree)["exclusive-terminal"] == 1
 
@@ -195,20 +197,20 @@ def test_unread_output_of_an_ended_program_is_reported(crckpt: Crckpt) -> None:
         assert look(tree)["last-words"] == "bye\r\n"
 
 
-def test_timer_that_may_be_late_is_a_warning(crckpt: Crckpt) -> None:
+def test_dump_warns_of_a_wall_clock_timer_that_may_expire_late(crckpt: Crckpt) -> None:
     with started(program("kept_state", "posix-timer")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
         assert f"process {tree.pid} (python3) has a timer of the wall clock" in " ".join(words)
 
 
-def test_file_without_a_name_is_reported(crckpt: Crckpt) -> None:
+def test_dump_warns_of_an_open_file_that_never_had_a_name(crckpt: Crckpt) -> None:
     with started(program("kept_state", "unnamed-file")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
         assert "O_TMPFILE" in " ".join(words)
         tree.wait_gone()
 
 
-@HOW
+@EACH_KIND_OF_RESTORE
 def test_locks_of_a_mapped_file_are_restored(crckpt: Crckpt, how: str) -> None:
     """CRIU takes them, and loses them when it maps the file."""
     with stopped(crckpt, program("kept_state", "locks-of-mapped-file")) as tree, restored_by(crckpt, how):

@@ -149,7 +149,7 @@ def test_memory_of_an_executed_program_with_more_rights_is_not_opened(crckpt: Cr
 
 
 @pytest.mark.parametrize("path", ["/proc/self/maps", "/proc/meminfo", "/sys/devices/system/cpu/online"])
-def test_harmless_kernel_files_stay_open(crckpt: Crckpt, path: str) -> None:
+def test_restored_program_of_a_user_has_harmless_kernel_files_open(crckpt: Crckpt, path: str) -> None:
     with stopped(crckpt, as_nobody(PROGRAM_WITH_AN_OPEN_FILE, path, f"{os.O_RDONLY}"), "--force") as tree:
         before = tree.counters()
         crckpt.run("restore", JOB, "--detach")
@@ -157,7 +157,7 @@ def test_harmless_kernel_files_stay_open(crckpt: Crckpt, path: str) -> None:
         assert Path(f"/proc/{tree.pid}/fd/60").readlink().name == Path(path).name
 
 
-def test_root_keeps_its_kernel_files(crckpt: Crckpt) -> None:
+def test_restored_program_of_root_has_its_kernel_files_open(crckpt: Crckpt) -> None:
     words = (
         "env",
         "PYTHONPATH={programs}",
@@ -174,7 +174,7 @@ def test_root_keeps_its_kernel_files(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_file_replaced_by_root_is_not_handed_over(crckpt: Crckpt) -> None:
+def test_file_that_root_replaced_by_its_own_is_not_opened_for_the_program(crckpt: Crckpt) -> None:
     """Root has replaced a key of the program's user by a new key of its own."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)

@@ -167,7 +167,7 @@ def test_restored_process_has_no_descriptor_or_code_of_criu_once_its_user_can_lo
     assert found == {"links": links, "code": []}
 
 
-def test_sequence_aimed_at_criu_never_runs_as_root(crckpt: Crckpt) -> None:
+def test_restartable_sequence_that_a_user_points_into_criu_never_runs_as_root(crckpt: Crckpt) -> None:
     """Another process of the user writes to the area all the time."""
     with open_workdir() as workdir:
         options = ("-O1", "-fno-stack-protector", "-fcf-protection=none")

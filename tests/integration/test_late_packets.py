@@ -52,7 +52,7 @@ def connect(hosts: Lan, address: HostAddress) -> tuple[socket.socket, socket.soc
         return theirs, ours
 
 
-def test_dropped_packet_is_delivered(hosts: Lan, address: HostAddress) -> None:
+def test_packet_that_arrives_during_a_freeze_is_captured_and_delivered_later(hosts: Lan, address: HostAddress) -> None:
     server, client = connect(hosts, address)
     with closing(server), closing(client), hosts.source.entered():
         hosts.source.run("nft", DROPPING_RULES.format(hook="input"))
@@ -88,7 +88,7 @@ def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAd
             server.recv(100)
 
 
-def test_unrelated_packets_are_not_captured(hosts: Lan, address: HostAddress) -> None:
+def test_only_packets_with_data_for_the_given_address_are_captured(hosts: Lan, address: HostAddress) -> None:
     """Unrelated are packets from the source, packets without data, and packets for its other addresses."""
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with hosts.source.entered(), capturing((address,)) as capture:
@@ -102,7 +102,7 @@ def test_unrelated_packets_are_not_captured(hosts: Lan, address: HostAddress) ->
                 assert len(capture.take()) == expected
 
 
-def test_endless_sender_delays_nothing(hosts: Lan) -> None:
+def test_reading_captured_packets_ends_although_a_sender_never_stops(hosts: Lan) -> None:
     """The tree is frozen until all is read."""
     address = parse_address(ADDRESSES[0])
     with hosts.client.entered():

@@ -96,7 +96,7 @@ def restored_lazily(
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_may_change_its_mappings_while_its_memory_is_filled(crckpt: Crckpt, tmp_path: Path) -> None:
     """The program discards, moves, protects, guards and forks, while only touched pages are filled."""
     with restored_lazily(crckpt, tmp_path) as tree:
         assert is_incomplete(tree.pid)
@@ -120,7 +120,7 @@ def test_resources_of_ended_children_are_released(crckpt: Crckpt, tmp_path: Path
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_tree_with_too_many_children_is_ended(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_that_forks_more_children_than_can_be_filled_is_ended(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path, "descriptors=400", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
         (tmp_path / "go").touch()
@@ -130,8 +130,8 @@ def test_tree_with_too_many_children_is_ended(crckpt: Crckpt, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path) -> None:
-    """A program may continue in ever new children."""
+def test_tree_that_forks_faster_than_its_children_can_be_filled_is_ended(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Otherwise a program that continues in ever new children would never have all its memory."""
     with restored_lazily(crckpt, tmp_path, "seconds=0.1", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
         (tmp_path / "go").touch()
@@ -143,7 +143,7 @@ def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_recently_written_pages_are_not_left_to_the_helper(crckpt: Crckpt, tmp_path: Path) -> None:
     """All pages are recent here: the helper has nothing to fill and ends."""
     with restored_lazily(crckpt, tmp_path, "hot") as tree:
         wait_for(lambda: not is_incomplete(tree.pid), 60, "the end of the helper")
@@ -151,7 +151,7 @@ def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_is_ended_if_the_helper_that_fills_its_memory_is_killed(crckpt: Crckpt, tmp_path: Path) -> None:
     """The tree would read zeros in missing pages."""
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.helper, signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_helper_without_its_guard_continues(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_memory_is_filled_completely_although_the_guard_process_was_killed(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.guard, signal.SIGKILL)
         tree.go_on()
@@ -173,7 +173,7 @@ def test_helper_without_its_guard_continues(crckpt: Crckpt, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_waits_for_missing_pages_if_helper_and_guard_were_killed(crckpt: Crckpt, tmp_path: Path) -> None:
     """Helper and guard were killed at once. The tree does not read zeros from missing pages."""
     with restored_lazily(crckpt, tmp_path) as tree:
         # The guard must not see the end of the helper.
@@ -196,7 +196,7 @@ def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_ended_tree_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_helper_that_fills_memory_ends_with_the_tree(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.pid, signal.SIGKILL)
         tree.go_on()

@@ -25,7 +25,7 @@ from crckpt.store import Repository, file_names
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_live_tree_matches_its_images(crckpt: Crckpt, case: Case) -> None:
+def test_processes_and_files_read_from_a_running_tree_equal_those_in_its_images(crckpt: Crckpt, case: Case) -> None:
     if missing := case.missing():
         pytest.skip(f"not installed: {', '.join(missing)}")
     with started(case) as tree:

@@ -52,7 +52,7 @@ def login_users(tree: Tree) -> set[int]:
 
 @pytest.mark.parametrize("user", [THEIRS, NO_LOGIN_USER])
 @pytest.mark.parametrize("rights", [(), AS_NOBODY], ids=["root", "nobody"])
-def test_login_user_is_the_programs(crckpt: Crckpt, user: int, rights: tuple[str, ...]) -> None:
+def test_restored_program_has_its_own_login_user(crckpt: Crckpt, user: int, rights: tuple[str, ...]) -> None:
     """No thread gets the login user of the person who restores the program, and the program cannot set another one."""
     case = program("threads")
     as_user = NOBODY if rights else 0

@@ -64,7 +64,9 @@ def permissive(tmp_path: Path) -> Crckpt:
     return Crckpt(place / "above" / "store", before=("sh", "-c", 'umask 000; exec "$0" "$@"'))
 
 
-def test_created_files_are_closed_to_others(permissive: Crckpt, target: Target) -> None:
+def test_files_that_crckpt_creates_cannot_be_read_by_others_whatever_the_umask(
+    permissive: Crckpt, target: Target
+) -> None:
     top = permissive.store.parents[1]
     made = {name: str(top / name) for name in ("core", "report.tar.gz", "exports/one")}
     for note in BYTECODE_DIRECTORY.glob("*.loaded"):

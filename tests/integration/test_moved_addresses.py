@@ -107,7 +107,7 @@ def is_clean(hosts: Lan) -> bool:
 
 
 @families
-def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
+def test_moved_address_is_invisible_until_it_is_released(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """The destination's address is invisible behind the fence. After the release the neighbours know it at once."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         assert check_destination(IPV4_AND_IPV6) == ()
@@ -147,8 +147,8 @@ def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: s
 
 
 @families
-def test_aborted_move_is_not_noticed(hosts: Lan, address: HostAddress, move_id: str) -> None:
-    """The address goes before the fence."""
+def test_neighbours_do_not_notice_an_aborted_move_of_an_address(hosts: Lan, address: HostAddress, move_id: str) -> None:
+    """The address is removed before the fence."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         with guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
             guarded.claim()
@@ -186,7 +186,7 @@ def read_guard(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.parametrize("killed_at", STEPS)
-def test_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) -> None:
+def test_killed_move_of_an_address_leaves_no_address_fence_or_guard(hosts: Lan, move_id: str, killed_at: str) -> None:
     """No address, fence or guard is left, whatever the last step was."""
     with talking(hosts, IPV4) as scene, mover(hosts, move_id, "keep", killed_at=killed_at) as process:
         guard = read_guard(process)
@@ -194,7 +194,7 @@ def test_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) ->
         if guard:
             wait_for(lambda: not runs(guard), WITHIN_S, "the guard to end")
         if killed_at == "guard.answer:3":
-            # It was asked to keep them.
+            # The guard had been asked to keep the addresses.
             assert {each.interface for each in IPV4_AND_IPV6} <= hosts.destination.addresses()
             assert hosts.destination.tables() == ""
             return
@@ -205,7 +205,7 @@ def test_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) ->
 
 
 @pytest.mark.parametrize("last", ["claim", "release"])
-def test_guard_survives_the_end_of_its_session(hosts: Lan, move_id: str, last: str) -> None:
+def test_address_guard_ignores_the_signals_at_the_end_of_its_session(hosts: Lan, move_id: str, last: str) -> None:
     with mover(hosts, move_id, last) as process:
         guard = read_guard(process)
         assert process.stdout is not None
@@ -218,7 +218,7 @@ def test_guard_survives_the_end_of_its_session(hosts: Lan, move_id: str, last: s
         assert is_clean(hosts)
 
 
-def test_crckpt_cleans_up_without_its_guard(hosts: Lan, move_id: str) -> None:
+def test_crckpt_removes_the_address_itself_if_its_guard_was_killed(hosts: Lan, move_id: str) -> None:
     with hosts.destination.entered():
         with guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
             guarded.claim()
@@ -254,7 +254,7 @@ def test_existing_address_is_not_removed(hosts: Lan, move_id: str) -> None:
         assert hosts.destination.tables() == ""
 
 
-def test_claim_that_fails_halfway_leaves_nothing(hosts: Lan, move_id: str) -> None:
+def test_address_is_removed_again_if_the_next_one_cannot_be_added(hosts: Lan, move_id: str) -> None:
     """The second address is for a device that does not exist."""
     addresses = (IPV4, HostAddress(IPV6.ip, IPV6.length, "eth9"))
     with hosts.destination.entered():
@@ -263,7 +263,7 @@ def test_claim_that_fails_halfway_leaves_nothing(hosts: Lan, move_id: str) -> No
         assert is_clean(hosts)
 
 
-def test_guard_avoids_the_pids_of_the_tree(hosts: Lan, move_id: str) -> None:
+def test_address_guard_does_not_use_a_pid_of_the_tree(hosts: Lan, move_id: str) -> None:
     with hosts.destination.entered(), guarded_addresses(IPV4_AND_IPV6, MoveId(move_id)) as guarded:
         taken = range(guarded.guard + 1, guarded.guard + 20)
         with guarded_addresses(IPV4_AND_IPV6, MoveId("0" * 16), taken) as another:
@@ -286,7 +286,9 @@ def test_address_guard_keeps_no_unrelated_file_or_directory_open(hosts: Lan, mov
 
 
 @families
-def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: HostAddress, move_id: str) -> None:
+def test_fence_of_an_address_stays_until_the_ended_tree_has_no_connection(
+    hosts: Lan, address: HostAddress, move_id: str
+) -> None:
     """The fence stays until a tree that is being ended has no connection: the peer must not get its last packets."""
     seen: list[bool] = []
 

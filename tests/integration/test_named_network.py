@@ -48,7 +48,7 @@ def _locks(name: str) -> str:
     return subprocess.run(listed, capture_output=True, text=True, check=True).stdout
 
 
-def test_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: str) -> None:
+def test_network_lock_of_a_killed_criu_is_removed(crckpt: Crckpt, program: Remote, name: str) -> None:
     """The tree keeps running, and its packets arrive again."""
     dump = crckpt.start("dump", str(program.pid), JOB, "--stop", CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the hold")

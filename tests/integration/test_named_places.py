@@ -50,7 +50,7 @@ def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
         process.wait()
 
 
-def test_connection_that_a_dump_cannot_save_is_named(crckpt: Crckpt) -> None:
+def test_error_of_a_failed_dump_names_the_tcp_connection_at_fault(crckpt: Crckpt) -> None:
     """Both ends are in the tree: the end of the named descriptor comes first."""
     with started(BY_NAME["tcp-pair"]) as tree:
         error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=21).document["error"]
@@ -72,7 +72,7 @@ def socket_ends(pid: int, fd: int) -> tuple[list[str], list[str]]:
     return ours.rsplit(":", 1), theirs.rsplit(":", 1)
 
 
-def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
+def test_error_of_a_failed_dump_names_the_unix_socket_with_an_outside_peer(crckpt: Crckpt) -> None:
     """CRIU reports only the inode of the outside socket. crckpt also names the descriptor connected to it."""
     path = crckpt.store.parent / "peer.sock"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -83,7 +83,7 @@ def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
     assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream #\d+ -> unix stream {path}\)\)", error), error
 
 
-def test_socket_that_a_restore_cannot_create_is_named(crckpt: Crckpt) -> None:
+def test_error_of_a_failed_restore_names_the_socket_that_cannot_be_created(crckpt: Crckpt) -> None:
     """The images tell which socket the descriptor was. The directory of its name does not exist any more."""
     path = crckpt.store.parent / "gone/peer.sock"
     path.parent.mkdir()

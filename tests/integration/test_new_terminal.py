@@ -317,7 +317,9 @@ def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path:
 
 
 @EACH_PID_NAMESPACE
-def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path, where: tuple[str, ...]) -> None:
+def test_program_gets_sighup_if_the_holder_of_its_terminal_is_killed(
+    crckpt: Crckpt, workdir: Path, where: tuple[str, ...]
+) -> None:
     """The program sees a closed window. An attached client gets a message, and the next restore works."""
     _stop(crckpt, workdir, "job", TALKER)
     with _restored(crckpt, workdir, *where) as terminal, _shell(crckpt, workdir) as shell:
@@ -346,7 +348,9 @@ def test_program_from_a_terminal_is_restored_without_one(crckpt: Crckpt, workdir
         _wait_gone(pid)
 
 
-def test_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
+def test_stopped_job_is_not_restored_without_a_terminal_because_the_kernel_would_end_it(
+    crckpt: Crckpt, workdir: Path
+) -> None:
     """The kernel would end a stopped group that loses its parent.
 
     The restore is refused, and works with a new terminal.

@@ -101,7 +101,7 @@ def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleep
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
 @pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
-def test_program_that_ends_before_the_freeze_has_its_own_exit_code(
+def test_dump_of_a_program_that_ends_before_the_freeze_has_its_own_exit_code(
     crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool
 ) -> None:
     """The exit code says that crckpt did nothing to the program."""

@@ -57,7 +57,7 @@ signal.pause()
 
 @pytest.mark.parametrize("who", OTHER_ENDS)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE_BYTES, True)])
-def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
+def test_reader_of_a_restored_pipe_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """The reader also gets the end of the file if no process in the tree can write."""
     with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, output):
         assert ("is a pipe from a process outside the tree" in output) == (who == "outside")
@@ -159,7 +159,7 @@ def test_pipe_end_open_for_reading_and_writing_can_be_rehearsed(crckpt: Crckpt) 
         crckpt.run("rehearse", JOB)
 
 
-def test_rest_of_a_pipeline_is_restored(crckpt: Crckpt) -> None:
+def test_rest_of_a_pipeline_is_restored_after_its_first_program_has_ended(crckpt: Crckpt) -> None:
     """The first program has ended after its last line. The second one counts every line."""
     with open_workdir() as workdir:
         reading, writing = os.pipe()

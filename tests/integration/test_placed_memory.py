@@ -34,7 +34,7 @@ def no_pages_added() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_pages_added")
-def test_memory_is_placed_exactly(crckpt: Crckpt) -> None:
+def test_restored_processes_have_the_same_content_and_amount_of_memory(crckpt: Crckpt) -> None:
     """The content and the amount of memory of two waiting processes are compared."""
     with started(program("resident", "--own", "4")) as tree:
         before = tree.counters()
@@ -57,7 +57,9 @@ def test_memory_is_placed_exactly(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_tree_with_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
+def test_tree_does_not_run_if_crckpt_is_killed_while_its_memory_is_filled(
+    crckpt: Crckpt, number: signal.Signals, status: int
+) -> None:
     """crckpt is killed when a part of the memory is filled: the tree is ended, and can be restored again."""
     with stopped(crckpt, program("resident", "--own", "128")) as tree:
         before = tree.counters()

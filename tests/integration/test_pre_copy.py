@@ -63,7 +63,7 @@ def staged(place: Path) -> list[Path]:
     return [path for path in place.glob("*/*") if path.name.isdecimal()]
 
 
-def test_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None:
+def test_dump_contains_only_pages_written_since_the_last_round(crckpt: Crckpt, target: Target) -> None:
     first = copied(crckpt, target)
     assert set(first) == {"job", "pid", "criu", "criu_passed_over", "tracked", "copied"}
     assert (first["copied"]["number"], first["tracked"]["base"]) == (1, None)
@@ -259,7 +259,7 @@ def test_dry_run_names_the_base(crckpt: Crckpt, target: Target) -> None:
     assert "full dump: --no-incremental was given\n" in planned("--no-incremental")
 
 
-def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
+def test_copied_rounds_are_removed_when_their_tracker_ends(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     assert "round 1" in crckpt.run("ps").out
     crckpt.run("ps", "--end", str(target.pid))
@@ -273,7 +273,7 @@ def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
 
 
 @pytest.mark.parametrize("what", ["the tree ends", "it is told to end", "it is terminated"])
-def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, what: str) -> None:
+def test_copied_rounds_are_kept_while_a_dump_needs_them(crckpt: Crckpt, target: Target, what: str) -> None:
     copied(crckpt, target)
     root = read_process(target.pid)
     assert root is not None
@@ -465,7 +465,7 @@ def test_memory_unreadable_during_a_round_is_in_the_dump(crckpt: Crckpt, target:
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
-def test_full_disk_ends_only_the_round(target: Target, tmp_path: Path) -> None:
+def test_full_disk_fails_the_round_and_the_tree_stays_tracked(target: Target, tmp_path: Path) -> None:
     with mounted(tmp_path / "store", 64 * MIB) as crckpt:
         copied(crckpt, target)
         (tmp_path / "store/filler").write_bytes(bytes(26 * MIB))

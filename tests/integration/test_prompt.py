@@ -199,7 +199,7 @@ def test_job_is_controlled_again_by_the_shell_that_started_it(
 
 @pytest.mark.parametrize("where", ["here", "new-pid-namespace"])
 @pytest.mark.parametrize("has_terminal", [True, False], ids=["leader", "daemon"])
-def test_keys_reach_a_program_with_its_own_session(
+def test_keys_reach_a_program_that_has_its_own_session(
     crckpt: Crckpt, program: Program, tmux: Tmux, where: str, has_terminal: bool
 ) -> None:
     """The terminal sends signals for keys to crckpt, which passes them on to the program."""
@@ -221,8 +221,10 @@ def test_keys_reach_a_program_with_its_own_session(
 
 
 @pytest.mark.parametrize("has_terminal", [True, False], ids=["leader", "daemon"])
-def test_signals_arrive_once(crckpt: Crckpt, program: Program, tmux: Tmux, has_terminal: bool) -> None:
-    """Typed, or sent to crckpt."""
+def test_signal_typed_or_sent_to_crckpt_arrives_once_at_the_program(
+    crckpt: Crckpt, program: Program, tmux: Tmux, has_terminal: bool
+) -> None:
+    """The test types the key, and sends the signal to crckpt."""
     pane = tmux.pane("bash")
     stop_without_shell(crckpt, program, "--catch", has_terminal=has_terminal)
     _check_signals(program, pane)
@@ -277,7 +279,7 @@ def test_program_gets_the_size_of_the_terminal(crckpt: Crckpt, program: Program,
     assert pane.run("stty size") == "20 90"
 
 
-def test_screen_is_redrawn(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_full_screen_program_redraws_its_screen_after_a_restore(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """The terminal has the same size as before. The message of crckpt is not on the screen."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--raw")
@@ -412,8 +414,10 @@ def test_interrupt_ends_a_shell_loop(crckpt: Crckpt, program: Program, tmux: Tmu
 
 
 @pytest.mark.parametrize("is_stopped_then", [False, True], ids=["running", "stopped"])
-def test_closed_pane_ends_the_program(crckpt: Crckpt, program: Program, tmux: Tmux, is_stopped_then: bool) -> None:
-    """The terminal hangs up: SIGHUP."""
+def test_program_gets_sighup_if_the_terminal_is_closed(
+    crckpt: Crckpt, program: Program, tmux: Tmux, is_stopped_then: bool
+) -> None:
+    """The terminal hangs up, and the program gets SIGHUP."""
     tmux.pane("bash")
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)

@@ -117,7 +117,7 @@ def test_oracle_detects_a_reset_without_a_commit(oracle: Oracle, tmp_path: Path)
     is_caught(oracle, lambda: oracle.tracker.commit(RoundBase(tmp_path / "work/round-1")))
 
 
-def test_oracle_detects_a_second_tracker(
+def test_oracle_detects_wrong_pages_if_a_second_tracker_resets_the_bits(
     oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second tracker resets the bits that the first one needs. With write protection two guards prevent this."""

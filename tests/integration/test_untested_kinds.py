@@ -59,7 +59,7 @@ def test_tree_of_an_untested_kind_is_ended_only_by_force(crckpt: Crckpt, holder:
     assert crckpt.run("show", "job").out
 
 
-def test_packet_ring_needs_force(crckpt: Crckpt) -> None:
+def test_dump_with_stop_of_a_program_with_a_packet_ring_needs_force(crckpt: Crckpt) -> None:
     """The kernel restarts a new ring at its start, where the program does not wait. No rehearsal shows this."""
     with remote() as program:
         program.ask(
