@@ -44,7 +44,7 @@ def read(tree: Tree) -> dict[str, str]:
     return found
 
 
-def test_readable_process_facts_change_only_as_documented(crckpt: Crckpt) -> None:
+def test_what_a_program_can_read_of_itself_changes_in_a_restore_only_as_documented(crckpt: Crckpt) -> None:
     with started(program("reads_itself")) as tree:
         before, again = read(tree), read(tree)
         crckpt.run("dump", str(tree.pid), JOB, "--stop", "--tcp", "keep")

@@ -86,7 +86,7 @@ def criu_that(folder: Path, body: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def test_two_concurrent_runs_share_one_installation(installed: Installed) -> None:
+def test_second_of_two_concurrent_installations_waits_and_uses_the_first(installed: Installed) -> None:
     """The first run downloads the packages. The second waits and uses the result."""
     path = f"{installed.prefix}/criu"
     assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
@@ -285,7 +285,7 @@ case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
     assert [line for line in lines if not line.endswith(" none")] == []
 
 
-def test_missing_capability_is_reported() -> None:
+def test_installation_of_criu_by_a_user_suggests_sudo() -> None:
     """The message suggests a command to an ordinary user, and nothing is tried."""
     argv = [*AS_NOBODY, "/usr/bin/python3", str(SCRIPT), "--try", "path"]
     result = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -315,8 +315,8 @@ def test_command_install_criu_does_the_same_as_the_script(installed: Installed, 
     assert [rejected["candidate"] for rejected in result["rejected"]] == ["path"]
 
 
-def test_missing_mirror_is_reported_with_a_hint(tmp_path: Path) -> None:
-    """No suite can be downloaded: the hint is not to try the same again."""
+def test_installation_from_a_mirror_that_does_not_exist_fails_with_a_hint(tmp_path: Path) -> None:
+    """No suite can be downloaded from there. The hint must not suggest the same command."""
     argv = [str(PROGRAM), "install-criu", "--prefix", str(tmp_path / "p/criu"), "--mirror", f"file:{tmp_path}/none"]
     env = os.environ | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     result = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

@@ -73,7 +73,7 @@ def test_programs_of_an_unprivileged_user_are_not_run_with_our_rights(crckpt: Cr
 
 
 @pytest.mark.parametrize("command", ["doctor", "dump"])
-def test_session_from_outside_the_pid_namespace_is_refused(crckpt: Crckpt, command: str) -> None:
+def test_dump_of_a_tree_in_a_session_from_outside_its_pid_namespace_is_refused(crckpt: Crckpt, command: str) -> None:
     """The tree is a background program of the namespace's init, and CRIU finds no leader of its session."""
     shell = "exec </dev/null >/dev/null 2>&1; sleep 1000 & wait"
     with subprocess.Popen(("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", shell)) as unshare:
@@ -150,7 +150,7 @@ def test_open_files_in_a_private_mount_namespace_are_restored(
         tree.wait_verified()
 
 
-def test_criu_refuses_mounts_without_proc(crckpt: Crckpt, criu: Path) -> None:
+def test_dump_of_a_tree_whose_mount_namespace_has_no_proc_fails(crckpt: Crckpt, criu: Path) -> None:
     """Programs in the namespace read /proc with the rights of the program."""
     with started(_hostile(criu, "empty")) as tree:
         before = tree.counters()

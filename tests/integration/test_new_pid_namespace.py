@@ -35,7 +35,7 @@ WITHIN_S: Final = 60
 IN_NAMESPACE: Final = "--new-pid-namespace"
 
 
-def test_tree_has_its_old_pids_inside_and_can_be_dumped_again(crckpt: Crckpt) -> None:
+def test_restored_tree_has_its_old_pids_in_the_new_namespace_and_can_be_dumped_again(crckpt: Crckpt) -> None:
     """The tree is dumped by its PID on the host.
 
     Its checkpoint can be restored into another namespace and on the host.
@@ -94,7 +94,7 @@ def _imported(crckpt: Crckpt, work: Path, words: tuple[str, ...]) -> Iterator[Tr
         yield tree
 
 
-def test_running_dump_in_its_namespace_is_only_a_pause(crckpt: Crckpt) -> None:
+def test_dump_without_stop_only_pauses_a_tree_in_its_own_pid_namespace(crckpt: Crckpt) -> None:
     """A dump without --stop only pauses a tree in its own namespace, too."""
     with stopped(crckpt, BY_NAME["threads"]) as tree, detached_in_namespace(crckpt) as init:
         crckpt.run("dump", str(_root(init)), JOB)

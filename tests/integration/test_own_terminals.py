@@ -116,7 +116,7 @@ def test_terminal_opened_by_name_in_a_child_is_refused(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/console", "/dev/tty1"])
-def test_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
+def test_console_of_the_host_is_opened_again_by_its_name(crckpt: Crckpt, name: str) -> None:
     """The console belongs to the host, and no session uses it."""
     try:
         os.close(os.open(name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK))

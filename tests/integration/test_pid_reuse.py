@@ -162,7 +162,7 @@ def assert_has_number(held: HeldProcess, *, has: bool = True) -> None:
     assert held.keeps_pid == has
 
 
-def test_wait_does_not_wait_for_a_reused_pid(sleeper: Sleeper) -> None:
+def test_wait_until_gone_does_not_wait_for_a_new_process_with_a_reused_pid(sleeper: Sleeper) -> None:
     now = proc.identify(sleeper.pid)
     assert now is not None
     assert proc.wait_until_gone([now], 0) == (sleeper.pid,)

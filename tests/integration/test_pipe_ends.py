@@ -74,7 +74,9 @@ def test_reader_of_a_restored_pipe_gets_every_byte(crckpt: Crckpt, who: Who, siz
 
 @pytest.mark.parametrize("who", OTHER_ENDS)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False)])
-def test_writer_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
+def test_writer_of_a_restored_pipe_gets_sigpipe_only_without_a_reader(
+    crckpt: Crckpt, who: Who, size: int, stop: bool
+) -> None:
     """A writer whose reader is outside continues, and /dev/null gets its output."""
     with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, output):
         assert ("is a pipe to a process outside the tree" in output) == (who == "outside")

@@ -179,7 +179,7 @@ def wait_status(pane: Pane, shell: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_job_is_controlled_again_by_the_shell_that_started_it(
+def test_shell_that_started_a_job_controls_it_again_after_a_restore(
     crckpt: Crckpt, program: Program, tmux: Tmux, shell: str
 ) -> None:
     """The shell still runs: its session has the number that the program's session had."""
@@ -295,7 +295,7 @@ def test_crckpts_own_line_precedes_the_output(crckpt: Crckpt, program: Program, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_killed_program_leaves_the_terminal_modes(
+def test_terminal_modes_are_undone_if_the_restored_program_is_killed(
     crckpt: Crckpt, program: Program, tmux: Tmux, number: signal.Signals
 ) -> None:
     """A killed program has not undone its raw mode, and dash does not undo it either."""
@@ -355,7 +355,9 @@ def test_program_stopped_by_a_background_read_stops_crckpt_until_fg(
     wait_status(pane, "bash", 7)
 
 
-def test_shell_that_restores_in_the_background_keeps_its_terminal(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_restore_in_the_background_leaves_the_terminal_to_the_shell(
+    crckpt: Crckpt, program: Program, tmux: Tmux
+) -> None:
     """With `&`, CRIU brings the program to the foreground, and sets the terminal as the program had it."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--raw")
@@ -373,7 +375,9 @@ def test_shell_that_restores_in_the_background_keeps_its_terminal(crckpt: Crckpt
 
 
 @pytest.mark.parametrize("around", ["{} | cat", "sh -c '{}; exit $?'", "env A=1 {}", "( {} )", "nice {}"])
-def test_pipeline_around_crckpt_stops_with_it(crckpt: Crckpt, program: Program, tmux: Tmux, around: str) -> None:
+def test_stop_key_stops_the_whole_pipeline_or_script_around_crckpt(
+    crckpt: Crckpt, program: Program, tmux: Tmux, around: str
+) -> None:
     """The shell waits until the whole of a pipeline, or of a script, is stopped."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
@@ -389,7 +393,7 @@ def test_pipeline_around_crckpt_stops_with_it(crckpt: Crckpt, program: Program, 
     assert not runs(pid)
 
 
-def test_script_gets_the_terminal_back(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_script_that_restores_a_program_gets_the_terminal_back(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """A script has no job control, so no shell would give it the terminal back."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
@@ -403,7 +407,7 @@ def test_script_gets_the_terminal_back(crckpt: Crckpt, program: Program, tmux: T
     pane.wait("^got yes")
 
 
-def test_interrupt_ends_a_shell_loop(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_interrupt_key_ends_a_shell_loop_around_the_restore(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """The shell sees that crckpt has died of SIGINT."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane)

@@ -97,7 +97,7 @@ def test_vagrantfile_is_valid_ruby() -> None:
     assert (result.stdout, result.stderr) == ("Syntax OK\n", "")
 
 
-def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:
+def test_first_provisioning_installs_a_working_crckpt(provisioned: Provisioned) -> None:
     """The command is linked, it runs from anywhere, and it finds the CRIU that was installed."""
     assert provisioned.statuses[0] == 0, provisioned.outputs[0]
     assert provisioned.command == "/usr/local/lib/crckpt/versions/1/bin/crckpt"
@@ -107,7 +107,7 @@ def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:
     assert "dumps and restores a process" in provisioned.outputs[0]
 
 
-def test_second_run_installs_nothing(provisioned: Provisioned) -> None:
+def test_second_provisioning_installs_nothing(provisioned: Provisioned) -> None:
     """Everything is already installed, and the second run takes less time."""
     assert provisioned.statuses[1] == 0, provisioned.outputs[1]
     assert "packages: all installed" in provisioned.outputs[1]

@@ -42,7 +42,7 @@ for host, port in zip(("127.0.0.1", "::1"), Path(sys.argv[1], "ports").read_text
     "name",
     ["family", "growing-log", "unix-sockets", "tcp-pair", "events", "maps", "sysv-ipc", "locks", "tmux", "redis"],
 )
-def test_rehearsal_runs_beside_the_original(crckpt: Crckpt, name: str) -> None:
+def test_rehearsal_runs_while_the_original_runs(crckpt: Crckpt, name: str) -> None:
     """The PIDs, ports, locks and sockets of the original are in use, and the original continues."""
     case = BY_NAME[name]
     if case.missing():
@@ -106,7 +106,7 @@ def test_rehearsal_has_its_own_addresses(crckpt: Crckpt) -> None:
     assert {line.split()[1] for line in probe["output"].splitlines()} == {"lo"}
 
 
-def test_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
+def test_client_of_the_original_program_keeps_its_connection_during_a_rehearsal(crckpt: Crckpt) -> None:
     """In the rehearsal the connection is closed, and a message says so."""
     with started(program("echo_server")) as tree, connected(tree) as client:
         assert echoed(client)
@@ -173,7 +173,7 @@ def test_memory_of_a_rehearsal_is_limited(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_output_of_the_probe_is_printed(crckpt: Crckpt) -> None:
+def test_rehearsal_prints_the_output_of_its_probe(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         output = crckpt.run("rehearse", JOB, "--seconds", "0", "--probe", "sh -c 'echo all; echo well'").out

@@ -64,7 +64,7 @@ def test_tree_that_criu_cannot_restore_keeps_running(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_untested_kind_needs_a_rehearsal(crckpt: Crckpt) -> None:
+def test_dump_with_stop_of_an_untested_kind_works_with_rehearse(crckpt: Crckpt) -> None:
     with remote() as held:
         held.ask("import socket; rare = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 0); rare.bind((0, 0))")
         words = ("dump", str(held.pid), JOB, "--stop")
@@ -78,7 +78,7 @@ def test_untested_kind_needs_a_rehearsal(crckpt: Crckpt) -> None:
         assert held.ask("answer = rare.getsockname()[0]") == held.pid
 
 
-def test_rehearse_needs_stop(crckpt: Crckpt) -> None:
+def test_dump_option_rehearse_without_stop_is_refused(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         error = crckpt.run("dump", str(tree.pid), JOB, "--rehearse", status=2).err
         assert "--rehearse needs --stop" in error
@@ -86,7 +86,7 @@ def test_rehearse_needs_stop(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_terminal_is_reported_before_the_freeze(crckpt: Crckpt) -> None:
+def test_rehearsed_stop_of_a_program_on_a_terminal_is_refused_before_the_freeze(crckpt: Crckpt) -> None:
     master, slave = os.openpty()
     try:
         with remote(slave) as program_:
@@ -117,7 +117,7 @@ def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.
         crckpt.run("dump", str(tree.pid), JOB, *REHEARSED_STOP)
 
 
-def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
+def test_dump_of_another_tree_does_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
     """A rehearsal may take minutes, and the dumps share the store."""
     with started(BY_NAME["family"]) as tree, started(BY_NAME["counter"]) as other:
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED_STOP)

@@ -48,7 +48,7 @@ def test_renamed_files_in_a_shared_directory_are_restored(crckpt: Crckpt, place:
         assert sorted(path.name for path in place.rglob("*")) == [f"file-{tree.pid}", "inner"]
 
 
-def test_two_checkpoints_have_different_links(crckpt: Crckpt, place: Path) -> None:
+def test_two_programs_with_files_of_the_same_removed_name_are_both_restored(crckpt: Crckpt, place: Path) -> None:
     """The second program opens and removes a file of the same name once the first has been stopped."""
     with started(other_names(place, "inner")) as one:
         crckpt.run("dump", str(one.pid), "one", "--stop")
@@ -78,7 +78,7 @@ def test_running_dump_warns_that_it_cannot_be_restored(crckpt: Crckpt, place: Pa
         assert "put it back" not in refused
 
 
-def test_link_is_recreated_from_another_name_in_its_directory(crckpt: Crckpt, place: Path) -> None:
+def test_removed_name_is_linked_again_from_another_name_in_its_directory(crckpt: Crckpt, place: Path) -> None:
     """CRIU removes the link when the program continues, and after a restore."""
     with started(other_names(place, ".", "sem")) as tree:
         before = tree.counters()
@@ -93,7 +93,9 @@ def test_link_is_recreated_from_another_name_in_its_directory(crckpt: Crckpt, pl
             assert [path.name for path in place.iterdir()] == [f"file-{tree.pid}"]
 
 
-def test_failed_restore_removes_the_link(crckpt: Crckpt, place: Path, obstructed: ObstructedCriu) -> None:
+def test_failed_restore_removes_the_link_that_it_created(
+    crckpt: Crckpt, place: Path, obstructed: ObstructedCriu
+) -> None:
     """A second restore creates the link again."""
     with started(other_names(place)) as tree:
         before = tree.counters()
@@ -108,7 +110,7 @@ def test_failed_restore_removes_the_link(crckpt: Crckpt, place: Path, obstructed
         wait_for(lambda: tree.sound_parts()[""].counter > before[""], 60, "the program to go on")
 
 
-def test_recreated_directory_is_left_alone(crckpt: Crckpt) -> None:
+def test_restore_does_not_change_a_directory_that_was_created_again(crckpt: Crckpt) -> None:
     """CRIU would give the directory its old owner and mode, and remove it."""
     with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
         again, before = tree.workdir / "scratch", tree.counters()

@@ -68,7 +68,7 @@ def test_damaged_checkpoints_are_marked_until_repaired(crckpt: Crckpt, copy: Pat
     assert "(damaged)" not in crckpt.run("list").out
 
 
-def test_verify_of_an_empty_store_is_reported(crckpt: Crckpt, copy: Path) -> None:
+def test_verify_of_an_empty_store_says_that_nothing_was_verified(crckpt: Crckpt, copy: Path) -> None:
     crckpt.run("rm", "one", "two", "--yes")
     for words in ((), ("--all", "--quiet")):
         assert crckpt.run("verify", *words).out == "the store has no checkpoints: nothing was verified\n"
@@ -84,7 +84,7 @@ def test_repair_from_another_store_leaves_every_checkpoint_intact(crckpt: Crckpt
     assert len(result["restorable"]) == 2
 
 
-def test_impossible_repair_is_explained(crckpt: Crckpt, copy: Path) -> None:
+def test_repair_says_why_it_cannot_repair_a_pack(crckpt: Crckpt, copy: Path) -> None:
     shutil.rmtree(copy / "packs")
     (copy / "packs").mkdir(mode=0o700)
     words = crckpt.run("verify", "--repair", "--from", str(copy), status=13).out
@@ -94,7 +94,7 @@ def test_impossible_repair_is_explained(crckpt: Crckpt, copy: Path) -> None:
     assert [damage["name"] for damage in result["damages"]] == [still["name"] for still in result["unmended"]]
 
 
-def test_invalid_options_are_refused(crckpt: Crckpt, copy: Path) -> None:
+def test_verify_refuses_invalid_repair_options(crckpt: Crckpt, copy: Path) -> None:
     assert "crckpt verify --repair --from" in crckpt.run("verify", "--from", str(copy), status=2).err
     assert (
         "names the damaged store itself" in crckpt.run("verify", "--repair", "--from", str(crckpt.store), status=2).err

@@ -124,7 +124,7 @@ def test_report_with_secrets_contains_command_lines_notes_and_host_names(secreti
     assert IN_ENVIRONMENT.encode() not in everything
 
 
-def test_last_line_lists_the_contents(secretive: Secretive) -> None:
+def test_last_line_of_the_report_command_lists_the_files_in_the_report(secretive: Secretive) -> None:
     """The line lists all files and asks the user to check them."""
     last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
     assert all(name in last for name in _members(Path("it.tar.gz")))
@@ -158,7 +158,7 @@ def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
     assert _members(Path("secrets.tar.gz"))["log/criu.log"].decode() == LOG
 
 
-def test_missing_store_is_skipped(crckpt: Crckpt) -> None:
+def test_report_without_a_store_says_that_the_store_was_skipped(crckpt: Crckpt) -> None:
     result = crckpt.run("report", "--output", "it.tar.gz", "--json").document["result"]
     members = _members(Path("it.tar.gz"))
     assert list(members) == FILES_OF_EVERY_REPORT
@@ -167,7 +167,7 @@ def test_missing_store_is_skipped(crckpt: Crckpt) -> None:
     assert "skipped: store: " in crckpt.run("report").out
 
 
-def test_unknown_argument_is_refused(secretive: Secretive, crckpt: Crckpt) -> None:
+def test_report_refuses_an_unknown_job_store_or_log(secretive: Secretive, crckpt: Crckpt) -> None:
     error = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
     assert "there is no job 'nojob'" in error
     assert "did you mean job? (for a log: crckpt report ./nojob)" in error

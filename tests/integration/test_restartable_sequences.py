@@ -78,7 +78,7 @@ def test_sequence_never_runs_code_of_criu(seizing: Seizing, tmp_path: Path, with
     assert any(seizing.counts.read_bytes()) != with_library
 
 
-def test_dump_restores_without_running_the_sequence(crckpt: Crckpt, seizing: Seizing) -> None:
+def test_dump_and_restore_do_not_run_a_restartable_sequence(crckpt: Crckpt, seizing: Seizing) -> None:
     crckpt.run("dump", str(seizing.process.pid), JOB, "--stop", "--force")
     seizing.process.wait(60)
     crckpt.run("restore", JOB, "--detach")
@@ -98,7 +98,7 @@ def test_without_the_library_a_dump_names_a_suitable_criu(
         assert ("criu-unsafe" in {found.key for found in done.plan.warnings}) == is_named
 
 
-def test_injected_calls_do_not_run_the_sequence(seizing: Seizing) -> None:
+def test_system_calls_that_crckpt_injects_do_not_run_a_restartable_sequence(seizing: Seizing) -> None:
     pid = seizing.process.pid
     (answer,) = carry_out([Order(pid, pid, "ask")])
     assert (answer.why, seizing.is_unharmed()) == ("", True)

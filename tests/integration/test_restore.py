@@ -87,7 +87,9 @@ def test_messages_do_not_mix_with_the_programs_output(crckpt: Crckpt, tree: Tree
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_program_keeps_its_parent_when_messages_cannot_be_written(crckpt: Crckpt, tree: Tree, full: bool) -> None:
+def test_crckpt_stays_the_parent_of_the_program_if_its_messages_cannot_be_written(
+    crckpt: Crckpt, tree: Tree, full: bool
+) -> None:
     """The reader of stderr has gone, or its disk is full."""
     before = tree.counters()
     reading, writing = os.pipe()
@@ -132,7 +134,7 @@ def test_detached_program_is_not_a_child_of_crckpt(crckpt: Crckpt, tree: Tree) -
     assert staging(crckpt) == ()
 
 
-def test_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
+def test_restore_waits_until_the_ended_tree_is_reaped(crckpt: Crckpt) -> None:
     """An ended tree keeps its PIDs until its parent has reaped it, here a second later."""
     with open_workdir() as workdir, _unreaped(workdir) as process:
         crckpt.run("dump", str(process.pid), "job")
@@ -146,7 +148,7 @@ def test_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-def test_output_to_an_outside_pipe_goes_to_stdout(crckpt: Crckpt) -> None:
+def test_output_to_an_outside_pipe_goes_to_the_standard_output_of_crckpt(crckpt: Crckpt) -> None:
     """The reader of the pipe is not in the checkpoint. In the foreground our own output replaces the pipe."""
     with _talker(crckpt) as (pid, workdir), foreground(crckpt) as front:
         _goes_on(workdir)

@@ -50,7 +50,7 @@ def test_failed_restore_leaves_nothing(
         tree.wait_verified()
 
 
-def test_outside_connection_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_connection_to_an_outside_client_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """The client notices a pause and loses no byte, at whatever time it sent it."""
     with started(program("echo_server")) as tree, _Client(tree) as client:
         client.talk(1000)
@@ -159,7 +159,9 @@ def test_process_with_a_reused_pid_is_left_alone(
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_interruption_after_the_commit_is_too_late(crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool) -> None:
+def test_interruption_after_the_commit_does_not_end_the_restored_program(
+    crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool
+) -> None:
     """Detached, the program runs and a message says so. In the foreground, the program gets the signal."""
     with stopped(crckpt, program("record_signals")) as tree:
         before = tree.counters()

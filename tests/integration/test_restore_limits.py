@@ -39,7 +39,9 @@ def _is_of(process: psutil.Process, directory: str) -> bool:
     return any(word.startswith(directory) for word in process.info["cmdline"] or ())
 
 
-def test_root_killed_after_the_commit_is_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_restore_fails_if_the_root_process_is_killed_after_the_commit(
+    crckpt: Crckpt, obstructed: ObstructedCriu
+) -> None:
     """CRIU alone would wait for the root forever."""
     with stopped(crckpt, program("family")) as tree:
         before = tree.counters()
@@ -60,7 +62,7 @@ def test_root_killed_after_the_commit_is_a_failed_restore(crckpt: Crckpt, obstru
 @pytest.mark.parametrize(
     "capability", ["setpcap", "sys_ptrace", "net_admin", "checkpoint_restore", "sys_resource", "sys_admin"]
 )
-def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None:
+def test_restore_without_a_capability_names_it(crckpt: Crckpt, capability: str) -> None:
     """The capability is named. If threads fail silently, only the log has the cause."""
     with stopped(crckpt, BY_NAME["threads"]) as tree:
         before = tree.counters()
@@ -86,7 +88,7 @@ def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None
 
 
 @pytest.mark.parametrize("member", range(1, 5))
-def test_task_killed_as_soon_as_it_exists_is_a_failed_restore(crckpt: Crckpt, member: int) -> None:
+def test_restore_fails_if_a_task_is_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int) -> None:
     """The other tasks wait for the killed one in CRIU's restorer, where they may spin."""
     with stopped(crckpt, program("family")) as tree:
         pid, before = tree.all[member], tree.counters()
@@ -114,7 +116,7 @@ def test_task_killed_as_soon_as_it_exists_is_a_failed_restore(crckpt: Crckpt, me
         tree.wait_growth(before)
 
 
-def test_spinning_restore_counts_as_hung(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_restore_by_a_criu_that_only_uses_cpu_time_is_ended(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
         with obstructed.spins(), foreground(crckpt, "--criu", str(obstructed.path)) as front:

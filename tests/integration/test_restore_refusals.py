@@ -23,7 +23,7 @@ FAILED = 23
 REFUSED = 24
 
 
-def test_pid_in_use_is_reported(crckpt: Crckpt) -> None:
+def test_restore_is_refused_while_the_pid_of_the_root_is_in_use(crckpt: Crckpt) -> None:
     """The owner is named. After it has ended, the restore works."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
@@ -49,7 +49,7 @@ def test_pid_in_use_as_thread_group_or_session_is_reported(crckpt: Crckpt) -> No
             tree.wait_growth(before)
 
 
-def test_every_pid_of_the_tree_is_checked(crckpt: Crckpt) -> None:
+def test_restore_is_refused_while_the_pid_of_a_thread_or_grandchild_is_in_use(crckpt: Crckpt) -> None:
     """The PID of a thread, or of a grandchild that leads a group, counts like that of the root."""
     with started(BY_NAME["family"]) as tree:
         leader, elder = (tree.parts()[name].pid for name in ("leader", "elder"))
@@ -167,8 +167,8 @@ def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None
     tree.wait_growth(before)
 
 
-def test_longer_build_of_a_library_is_never_cut_back(crckpt: Crckpt, tree: Tree) -> None:
-    """An upgraded library is no file that grew."""
+def test_library_that_became_longer_by_an_upgrade_is_not_cut_back(crckpt: Crckpt, tree: Tree) -> None:
+    """The library is reported as another build, not as a file that grew."""
     path = _held(tree, "libheld.so")
     with _put_back(path):
         _build(path, 43, more="int more[] = {" + "1," * 5000 + "};\n")
@@ -178,7 +178,7 @@ def test_longer_build_of_a_library_is_never_cut_back(crckpt: Crckpt, tree: Tree)
     crckpt.run("restore", JOB, "--detach")
 
 
-def test_symbolic_link_open_as_such_is_checked(crckpt: Crckpt, tree: Tree) -> None:
+def test_symbolic_link_that_is_itself_open_may_dangle_but_not_be_missing(crckpt: Crckpt, tree: Tree) -> None:
     """A dangling link is accepted; a missing link is not."""
     before = tree.counters()
     link = tree.workdir / "link"
@@ -189,7 +189,7 @@ def test_symbolic_link_open_as_such_is_checked(crckpt: Crckpt, tree: Tree) -> No
     tree.wait_growth(before)
 
 
-def test_port_in_use_is_reported(crckpt: Crckpt) -> None:
+def test_restore_is_refused_while_a_port_of_the_tree_is_in_use(crckpt: Crckpt) -> None:
     """The listening program must end first."""
     with stopped(crckpt, BY_NAME["tcp-listen"]) as tree:
         before = tree.counters()

@@ -30,7 +30,7 @@ def ended(crckpt: Crckpt) -> Iterator[Remote]:
 
 
 @pytest.mark.parametrize("ref", [JOB, f"{JOB}~1"], ids=["same", "older"])
-def test_second_restore_finds_the_running_tree(
+def test_second_restore_waits_for_the_first_and_reports_that_the_tree_runs(
     crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu, ref: str
 ) -> None:
     """The second restore changes nothing until then, and the first tree keeps running."""

@@ -55,7 +55,7 @@ def test_checkpoint_restored_by_an_older_crckpt_can_be_removed(crckpt: Crckpt) -
         crckpt.run("rm", JOB)
 
 
-def test_quiet_commands_print_nothing(crckpt: Crckpt, tree: Tree) -> None:
+def test_commands_with_quiet_print_nothing(crckpt: Crckpt, tree: Tree) -> None:
     pid = str(tree.pid)
     commands = (
         ("dump", pid, JOB),

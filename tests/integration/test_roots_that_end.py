@@ -56,7 +56,9 @@ def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal: s
     assert runs(mortal.pid)
 
 
-def test_root_with_parent_death_signal_runs_in_a_pid_namespace(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+def test_root_with_parent_death_signal_is_restored_into_a_pid_namespace(
+    crckpt: Crckpt, mortal: subprocess.Popen[bytes]
+) -> None:
     stop(crckpt, mortal)
     with detached_in_namespace(crckpt) as init:
         assert [child.name() for child in psutil.Process(init).children()] == ["sleep"]

@@ -56,7 +56,7 @@ def test_program_in_a_pid_namespace_is_found_by_its_job(crckpt: Crckpt, tmp_path
         psutil.Process(pid).kill()
 
 
-def test_pidfile_finds_the_program_when_its_old_pid_is_free(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_pidfile_with_the_old_pid_finds_the_program_in_its_pid_namespace(crckpt: Crckpt, tmp_path: Path) -> None:
     pidfile = tmp_path / "pid"
     with job_of_a_shell(crckpt, pidfile) as (tree, pid), detached_in_namespace(crckpt):
         tree.wait_growth(tree.counters())
@@ -64,7 +64,7 @@ def test_pidfile_finds_the_program_when_its_old_pid_is_free(crckpt: Crckpt, tmp_
     assert "the pidfile" in crckpt.run("dump", f"pidfile:{pidfile}", JOB, status=ENDED).err
 
 
-def test_pid_of_the_program_is_printed(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_restore_into_a_pid_namespace_prints_the_pid_on_the_host(crckpt: Crckpt, tmp_path: Path) -> None:
     with job_of_a_shell(crckpt, tmp_path / "pid") as (tree, pid):
         output = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace").out
         tree.wait_growth(tree.counters())
@@ -77,7 +77,7 @@ def _last_word(process: psutil.Process) -> str:
     return str((process.info["cmdline"] or [""])[-1])
 
 
-def test_job_name_finds_its_running_program(crckpt: Crckpt) -> None:
+def test_dump_by_job_name_finds_the_running_program(crckpt: Crckpt) -> None:
     """Once the program has ended, the message suggests a restore."""
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)

@@ -31,7 +31,7 @@ def client(server: Remote) -> Iterator[socket.socket]:
         yield client
 
 
-def test_refusal_of_a_pending_connection_names_the_option(
+def test_dump_refused_for_a_waiting_client_names_the_option_to_skip_it(
     crckpt: Crckpt, server: Remote, client: socket.socket
 ) -> None:
     result = crckpt.run("dump", str(server.pid), JOB, status=REFUSED)
@@ -41,7 +41,7 @@ def test_refusal_of_a_pending_connection_names_the_option(
 
 
 @pytest.mark.parametrize("tcp", [(), ("--tcp", "keep"), ("--tcp", "close")], ids=["", "keep", "close"])
-def test_pending_client_is_reset_and_later_ones_are_served(
+def test_client_that_waited_is_reset_by_a_dump_with_stop_and_later_ones_are_served(
     crckpt: Crckpt, server: Remote, client: socket.socket, tcp: tuple[str, ...]
 ) -> None:
     result = crckpt.run("dump", str(server.pid), JOB, "--stop", "--skip-in-flight", *tcp)
@@ -53,8 +53,10 @@ def test_pending_client_is_reset_and_later_ones_are_served(
     _served(server)
 
 
-def test_running_tree_keeps_its_pending_client(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
-    """Only the checkpoint lacks the client."""
+def test_dump_without_stop_keeps_the_client_that_waits_to_be_accepted(
+    crckpt: Crckpt, server: Remote, client: socket.socket
+) -> None:
+    """Only the checkpoint is without the connection."""
     assert client.send(b"hello") == 5
     crckpt.run("dump", str(server.pid), JOB, "--skip-in-flight")
     assert server.ask(_ACCEPT_STATEMENTS) == b"hello"

@@ -153,7 +153,7 @@ def _remove_interface() -> None:
     subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
 
 
-def test_renumbered_interface_is_found_by_name(crckpt: Crckpt) -> None:
+def test_multicast_membership_finds_its_renumbered_interface_by_name(crckpt: Crckpt) -> None:
     with _interface(), stopped(crckpt, program("socket_options", "udp4-elsewhere")) as tree:
         counters = tree.counters()
         _remove_interface()
@@ -185,8 +185,8 @@ def _owner(tree: Tree) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("how", ["detached", "foreground", "pid namespace"])
-def test_listening_socket_keeps_its_user_credentials(crckpt: Crckpt, how: str) -> None:
-    """CRIU makes all sockets as root: clients of a restored program took any user's for root's."""
+def test_clients_see_the_user_of_a_restored_listening_socket(crckpt: Crckpt, how: str) -> None:
+    """CRIU makes all sockets as root, so clients would take the server for one of root's."""
     with stopped(crckpt, program("unix_owner")) as tree:
         counters = tree.counters()
         with restored_by(crckpt, how) as warnings:
@@ -206,7 +206,7 @@ def _stop_needs_option(crckpt: Crckpt, tree: Tree, why: str) -> None:
     tree.wait_gone()
 
 
-def test_peer_that_would_look_like_root_is_refused(crckpt: Crckpt) -> None:
+def test_dump_with_stop_is_refused_if_the_peer_of_a_unix_socket_would_look_like_root(crckpt: Crckpt) -> None:
     with started(program("unix_owner", "peer")) as tree:
         _stop_needs_option(crckpt, tree, "is connected to a process of user 3456; after a restore, that peer")
         counters = tree.counters()

@@ -92,7 +92,7 @@ def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_pat
         assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
 
 
-def test_uncertain_space_is_tried_with_a_warning_in_dry_runs(tmp_path: Path, elsewhere: Path) -> None:
+def test_dump_is_tried_if_the_store_will_only_probably_be_full(tmp_path: Path, elsewhere: Path) -> None:
     """A sample cannot show that the store will surely be full."""
     with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
@@ -105,7 +105,7 @@ def test_uncertain_space_is_tried_with_a_warning_in_dry_runs(tmp_path: Path, els
         assert is_empty(crckpt, elsewhere)
 
 
-def test_only_new_pages_need_space(tmp_path: Path, elsewhere: Path) -> None:
+def test_second_dump_needs_space_only_for_new_pages(tmp_path: Path, elsewhere: Path) -> None:
     with store_on_disk(tmp_path / "store", "64m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
         crckpt.run(*words)

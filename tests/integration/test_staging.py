@@ -61,7 +61,9 @@ def test_gc_removes_staged_images_of_a_killed_dump(crckpt: Crckpt, tree: Tree, e
     assert staging(crckpt) == ()
 
 
-def test_staging_writable_by_others_is_left_alone(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_dump_does_not_touch_files_of_others_in_a_staging_directory_that_all_can_write(
+    crckpt: Crckpt, tree: Tree, elsewhere: Path
+) -> None:
     """In a directory writable by all, another user could make us remove other files, or wait forever."""
     for name, mode in (("crckpt-theirs", 0o700), ("crckpt-open", 0o755)):
         (elsewhere / name).mkdir()

@@ -126,7 +126,9 @@ def test_program_of_another_user_gets_our_terminal_only_with_an_option(crckpt: C
         assert terminal.process.wait(WITHIN_S) == -signal.SIGTERM
 
 
-def test_restored_program_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_restored_program_gets_input_and_the_interrupt_key_and_crckpt_ends_with_it(
+    crckpt: Crckpt, stopped_job: int, workdir: Path
+) -> None:
     """Input reaches the program, ^C arrives once, and crckpt ends with the program."""
     before = _read_status(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
@@ -145,7 +147,7 @@ def test_restored_program_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_
 
 
 @pytest.mark.parametrize("line", ["{}", "bash -c '{}; sleep 600'"], ids=["job", "child-of-job"])
-def test_original_shell_may_still_run(crckpt: Crckpt, workdir: Path, line: str) -> None:
+def test_program_is_restored_while_its_old_shell_still_runs(crckpt: Crckpt, workdir: Path, line: str) -> None:
     """The shell still has the session, and in the second case the group, that the program was in."""
     with _job(workdir, line) as pid:
         shell = psutil.Process(pid).parent()
@@ -188,7 +190,7 @@ def test_stop_gives_the_shell_the_terminal_until_fg(
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
-def test_stop_without_a_shell_is_ignored(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_stop_key_is_ignored_if_no_shell_could_continue_crckpt(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """With `ssh -t`, crckpt is the only program on its terminal: no shell could continue it."""
     before = _read_status(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
@@ -255,7 +257,9 @@ def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job
 
 
 @pytest.mark.parametrize("stopped_job", ["bash -c '{}; true'"], indirect=True, ids=["child-of-job"])
-def test_foreign_process_group_is_accepted_in_a_pid_namespace(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_restore_into_a_pid_namespace_accepts_the_process_group_of_a_pipeline(
+    crckpt: Crckpt, stopped_job: int, workdir: Path
+) -> None:
     """Otherwise CRIU fails: the group of the restoring process has no number inside."""
     before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB)
@@ -334,7 +338,7 @@ def _read_status(workdir: Path) -> Part:
 
 
 @pytest.mark.parametrize("becomes_of_it", ["stopped", "gone"])
-def test_blocked_terminal_does_not_prevent_the_checkpoint(crckpt: Crckpt, becomes_of_it: str) -> None:
+def test_dump_with_stop_finishes_although_its_terminal_is_blocked(crckpt: Crckpt, becomes_of_it: str) -> None:
     """The terminal is stopped by ^S, or closed, while the tree is held. The tree ends once its checkpoint is safe."""
     master, slave = os.openpty()
     with started(program("counter")) as tree:

@@ -120,7 +120,7 @@ def test_chain_of_rounds_restores_correctly(target: Target, tmp_path: Path) -> N
     assert restored(target, parent) == checksum
 
 
-def test_chain_restored_in_the_middle_can_be_continued(target: Target, tmp_path: Path) -> None:
+def test_chain_of_rounds_can_be_restored_in_the_middle_and_continued(target: Target, tmp_path: Path) -> None:
     tracker = chosen(target, tmp_path)
     sums = []
     for number in range(3):
@@ -133,7 +133,7 @@ def test_chain_restored_in_the_middle_can_be_continued(target: Target, tmp_path:
     assert restored(target, tmp_path / "round-1", number=1) == sums[1]
 
 
-def test_second_dump_without_a_tracker_is_full(target: Target, tmp_path: Path) -> None:
+def test_second_dump_is_full_if_the_tracker_has_ended(target: Target, tmp_path: Path) -> None:
     """No memory is registered: every page counts as written, and none is lost."""
     tracker = chosen(target, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -178,7 +178,7 @@ def test_dump_after_one_that_failed_after_the_reset_is_full(target: Target, tmp_
     assert restored(target, third) == checksum
 
 
-def test_criu_reads_only_flags_from_smaps() -> None:
+def test_criu_reads_only_the_line_vmflags_of_smaps() -> None:
     """crckpt's library gives CRIU no other lines of smaps (smaps.c). A CRIU that needs more would fail."""
     found = find_criu()
     (program,) = (path for path in (found, *found.parent.rglob("sbin/criu")) if path.read_bytes()[:4] == b"\x7fELF")

@@ -146,7 +146,7 @@ def _take_userfaultfd(pid: int) -> int:
     raise AssertionError(taken.why)
 
 
-def test_oracle_detects_resets_by_a_foreign_userfaultfd(
+def test_oracle_detects_wrong_pages_if_another_userfaultfd_resets_the_bits(
     churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of another userfaultfd can reset the bits at any time."""
@@ -199,10 +199,10 @@ def written_by(process: subprocess.Popen[bytes], content: bytes) -> None:
     assert process.stdout.readline() == f"{len(content)}\n".encode()
 
 
-def test_oracle_detects_a_device_that_writes_to_memory(
+def test_oracle_detects_pages_that_a_device_has_written(
     criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pinned pages are written without the page tables, whoever holds the ring. The process has no descriptor of it."""
+    """The device writes pinned pages, which the page tables do not show. The process has no descriptor of its ring."""
     with device(compile_program(tmp_path, "device")) as (pid, process):
         (tmp_path / "work").mkdir()
         oracle = Oracle(criu, pid, tmp_path / "work")

@@ -28,7 +28,7 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
         yield tree
 
 
-def test_dumped_tree_continues(tree: Tree, crckpt: Crckpt) -> None:
+def test_tree_continues_after_a_dump_without_stop(tree: Tree, crckpt: Crckpt) -> None:
     """A dump without --stop only pauses the tree, in a new store and in one that has checkpoints."""
     facts = tree.facts()
     for _ in range(2):

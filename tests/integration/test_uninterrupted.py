@@ -176,7 +176,7 @@ def dumped(crckpt: Crckpt, running: Waiting, command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_continue_until_their_event(
+def test_system_calls_interrupted_by_a_dump_wait_on_for_their_event(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
@@ -184,12 +184,12 @@ def test_calls_continue_until_their_event(
         assert running.results() == {}
         (running.directory / "go").touch()
         assert running.wait_over(frozenset(EVENT)) == EVENT
-        assert SLEEPS & running.results().keys() == set(), "those that sleep, sleep on"
+        assert SLEEPS & running.results().keys() == set(), "calls that sleep are still asleep"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_interrupted_by_an_earlier_stop_continue(
+def test_system_calls_that_an_earlier_stop_interrupted_continue_after_a_dump(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     """The kernel continues these calls in restart_syscall; signal(7) lists the others."""
@@ -212,7 +212,7 @@ def test_calls_interrupted_by_an_earlier_stop_continue(
 
 @pytest.mark.parametrize("command", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_time_out_after_a_dump_and_not_early(
+def test_system_calls_time_out_after_a_dump_and_not_early(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
@@ -225,7 +225,7 @@ def test_calls_time_out_after_a_dump_and_not_early(
 
 
 @pytest.mark.parametrize("command", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
-def test_calls_of_32_bit_programs_end_at_their_timeout(
+def test_system_calls_of_32_bit_programs_end_at_their_timeout(
     crckpt: Crckpt, tmp_path: Path, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     program = built(
@@ -248,7 +248,7 @@ def test_calls_of_32_bit_programs_end_at_their_timeout(
 
 
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_continue_after_an_abandoned_dump(
+def test_system_calls_continue_after_an_abandoned_dump(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, orphans_are_reaped: None
 ) -> None:
     """crckpt is killed while the tree is frozen."""
@@ -312,7 +312,7 @@ def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
 
 @pytest.mark.parametrize("command", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
-def test_call_returns_eintr_only_after_a_handler_ran(
+def test_system_call_returns_eintr_only_after_a_signal_handler_ran(
     crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     """ppoll and epoll_pwait return EINTR exactly once for each handler that ran."""

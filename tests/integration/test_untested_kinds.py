@@ -43,7 +43,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_tree_of_an_untested_kind_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
+def test_dump_with_stop_of_an_untested_kind_needs_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
     words = ("dump", str(holder.pid), "job")
     for more in ((), ("--no-preflight",), ("--dry-run",)):
         error = crckpt.run(*words, "--stop", *more, status=REFUSED).err
@@ -76,7 +76,7 @@ def test_dump_with_stop_of_a_program_with_a_packet_ring_needs_force(crckpt: Crck
         assert "PACKET_RX_RING" in crckpt.run("doctor", str(program.pid)).out
 
 
-def test_unread_packets_are_reported(crckpt: Crckpt) -> None:
+def test_dump_reports_unread_packets_of_a_packet_socket(crckpt: Crckpt) -> None:
     with remote() as program:
         program.ask(
             "import socket\n"

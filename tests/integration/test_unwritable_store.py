@@ -144,7 +144,7 @@ def test_new_store_on_a_read_only_mount_is_refused(place: Path) -> None:
     assert f"the store {place}/store cannot be made: {place}/store is on a read-only mount" in error["message"]
 
 
-def test_backup_without_empty_directories_is_readable(place: Path, tree: Tree) -> None:
+def test_backup_of_a_store_without_its_empty_directories_is_readable(place: Path, tree: Tree) -> None:
     """The lock file is missing, too. The backup belongs to the reader, is readable for all, and stays so."""
     store = place / "store"
     for name in ("cache", "tmp", "locks", "refs", "pending"):
@@ -181,8 +181,10 @@ def test_readable_store_of_another_user_is_read(place: Path, tree: Tree, user: t
     assert files(store) == before
 
 
-def test_reader_without_write_permission_holds_the_lock(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
-    """A lock for which nothing can be written is the store's own lock all the same."""
+def test_reader_without_write_permission_keeps_other_commands_from_changing_the_store(
+    place: Path, tree: Tree, user: tuple[str, ...]
+) -> None:
+    """The reader locks the store although it cannot write a lock file, so that its owner waits."""
     store = place / "store"
     readable(store)
     words = (*user, sys.executable, "-c", _LOCK_HOLDER, str(store))

@@ -116,7 +116,7 @@ def test_moved_programs_can_be_moved_back(lab: Namespaces) -> None:
         assert all(job["result"]["runs_on"] == "destination" for job in result["jobs"])
 
 
-def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -> None:
+def test_drain_with_send_files_moves_all_programs_also_a_restored_one(lab: Namespaces) -> None:
     with four_programs(lab) as pids:
         lab.run("source", "crckpt", "dump", str(pids["port9003"]), "port9003", "--stop")
         lab.run("source", "crckpt", "restore", "port9003", "--detach")
@@ -127,7 +127,7 @@ def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -
         assert "no program of a job in this store is running here" in nothing.out
 
 
-def test_programs_that_end_meanwhile_do_not_fail_the_drain(lab: Namespaces) -> None:
+def test_drain_succeeds_if_programs_end_meanwhile(lab: Namespaces) -> None:
     """One program ends during its move, one before. The others move."""
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, _, _):
@@ -167,7 +167,7 @@ def stopped_move(lab: Namespaces) -> Iterator[tuple[subprocess.Popen[str], Proce
         process.communicate()
 
 
-def test_unreachable_host_is_tried_once(lab: Namespaces) -> None:
+def test_drain_tries_an_unreachable_host_only_once(lab: Namespaces) -> None:
     with four_programs(lab):
         lab.run("destination", "mv", "/usr/local/bin/crckpt", "/usr/local/bin/crckpt.away")
         try:
@@ -179,7 +179,7 @@ def test_unreachable_host_is_tried_once(lab: Namespaces) -> None:
         assert find_hosts(lab) == NONE_MOVED
 
 
-def test_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
+def test_interrupted_drain_leaves_each_program_on_one_host(lab: Namespaces) -> None:
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, leader, stopped):
             lab.send_signal(leader, signal.SIGINT)
@@ -193,7 +193,7 @@ def test_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
         wait_for(lambda: find_hosts(lab) == NONE_MOVED, "all to run here")
 
 
-def test_move_continues_without_the_crckpt_that_started_it(lab: Namespaces) -> None:
+def test_move_of_a_drain_continues_if_the_crckpt_that_started_it_is_killed(lab: Namespaces) -> None:
     """A killed crckpt starts no more moves. The move that it has started continues, or gives up after a long stop."""
     with four_programs(lab):
         with stopped_move(lab) as (process, leader, stopped):

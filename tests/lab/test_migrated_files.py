@@ -66,7 +66,7 @@ def is_running(lab: TwoHosts, program: str) -> bool:
 
 
 @pytest.mark.parametrize("how", ["write", "map"])
-def test_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
+def test_write_after_the_check_of_a_move_is_not_lost(lab: TwoHosts, how: str) -> None:
     pid = start_writer(lab, how)
     # The map's page is written before the check, too: later writes leave the times of the file as they are.
     lab.run("source", "kill", "-USR1", str(pid))
@@ -106,7 +106,7 @@ def test_log_rotated_during_the_move_aborts_it(lab: TwoHosts, rotate: str, words
     assert is_running(lab, LOGGER)
 
 
-def test_two_hosts_need_two_stores(lab: TwoHosts) -> None:
+def test_move_with_one_store_shared_by_both_hosts_is_refused(lab: TwoHosts) -> None:
     pid = start_writer(lab, "write")
     store = "/srv/shared/store"
     words = ("crckpt", "migrate", str(pid), "destination", JOB, "--store", store)
@@ -121,7 +121,7 @@ def test_two_hosts_need_two_stores(lab: TwoHosts) -> None:
     lab.run("source", *words)
 
 
-def test_check_changes_nothing_and_compares_versions(lab: TwoHosts) -> None:
+def test_migrate_check_changes_nothing_and_compares_versions(lab: TwoHosts) -> None:
     pid = start_writer(lab, "write")
     for host in SIDES:
         lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)

@@ -31,7 +31,7 @@ def migrate(lab: TwoHosts, pid: int, *options: str, there: str = "destination", 
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_client_sees_a_pause_and_no_reset(lab: TwoHosts, version: int) -> None:
+def test_client_sees_a_move_only_as_a_pause(lab: TwoHosts, version: int) -> None:
     """The client's one connection survives: every answer comes once and in order from both hosts."""
     address = lab.service(version)
     try:
@@ -55,7 +55,7 @@ def test_client_sees_a_pause_and_no_reset(lab: TwoHosts, version: int) -> None:
         lab.bring_service_back(version)
 
 
-def test_tree_of_twenty_processes_moves_completely(lab: TwoHosts) -> None:
+def test_moved_tree_of_twenty_processes_has_lost_no_memory(lab: TwoHosts) -> None:
     """Each process counts in shared and in private memory: no count is lost or repeated."""
     directory = "/srv/counters"
     for host in ("source", "destination"):
@@ -212,7 +212,7 @@ def test_estimated_downtime_over_the_budget_aborts_the_move(lab: TwoHosts) -> No
         assert migrate(lab, pid, "--max-downtime", "1ms", "--max-rounds", "1")["over_budget"] is True
 
 
-def test_check_changes_nothing(lab: TwoHosts) -> None:
+def test_migrate_check_leaves_the_program_on_its_host(lab: TwoHosts) -> None:
     with served(lab) as pid:
         result = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")
         assert re.search(rf"{JOB} can be moved to destination", result.out)
@@ -221,7 +221,7 @@ def test_check_changes_nothing(lab: TwoHosts) -> None:
         assert all(find_moves(lab, host) == [] for host in ("source", "destination"))
 
 
-def test_blockers_are_reported_before_the_move(lab: TwoHosts) -> None:
+def test_move_to_a_host_without_the_address_is_refused_and_the_program_runs_on(lab: TwoHosts) -> None:
     with served(lab, address=lab.service(4)) as pid:
         refused = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, status=24)
         assert lab.service(4) in refused.err
@@ -242,7 +242,7 @@ def test_moved_program_is_not_restored_at_the_source(lab: TwoHosts) -> None:
         assert find_moves(lab, "source") == []
 
 
-def test_user_hooks_run_in_order(lab: TwoHosts) -> None:
+def test_address_hook_is_called_for_each_step_in_order(lab: TwoHosts) -> None:
     """A hook that fails after the commit is reported."""
     log = "/run/hooks"
     hook = f'echo "$CRCKPT_MOVE_STEP $CRCKPT_JOB" >> {log}'
@@ -258,7 +258,7 @@ def test_user_hooks_run_in_order(lab: TwoHosts) -> None:
         lab.run("source", "rm", log)
 
 
-def test_failed_hook_aborts_the_move(lab: TwoHosts) -> None:
+def test_failed_address_hook_aborts_the_move(lab: TwoHosts) -> None:
     with served(lab) as pid:
         result = lab.run(
             *("source", "crckpt", "migrate", str(pid), "destination", JOB, "--address-hook", "exit 3"), status=None
@@ -270,7 +270,7 @@ def test_failed_hook_aborts_the_move(lab: TwoHosts) -> None:
         assert process.host == "source"
 
 
-def test_missing_files_are_sent(lab: TwoHosts) -> None:
+def test_move_with_send_files_sends_the_files_that_are_missing(lab: TwoHosts) -> None:
     script = "/srv/program/run.py"
     lab.run("source", "mkdir", "-p", "/srv/program")
     lab.run("source", "sh", "-c", f"cat > {script}", stdin="import time\nfile = open(__file__)\ntime.sleep(1000)\n")

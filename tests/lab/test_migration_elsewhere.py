@@ -74,7 +74,7 @@ def check_settled(lab: Namespaces, move: str) -> None:
     assert len(copies(lab)) == 1
 
 
-def test_source_remembers_a_host_in_doubt(lab: Namespaces) -> None:
+def test_source_remembers_a_host_of_which_it_does_not_know_the_outcome(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
         output = str(strike(lab, pid, "cut both ways", ("destination", MOMENT_IN_DOUBT)))
         wait_until_settled(lab)
@@ -108,7 +108,7 @@ def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
         assert [found["state"] for found in find_moves(lab, "destination")] == ["aborted"]
 
 
-def test_next_move_to_the_host_settles_the_last_one(lab: Namespaces) -> None:
+def test_next_move_to_a_host_settles_the_interrupted_one(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
         strike(lab, pid, "cut both ways", ("destination", MOMENT_IN_DOUBT))
         wait_until_settled(lab)

@@ -99,7 +99,9 @@ def test_exactly_one_copy_runs_after_a_fault(lab: Namespaces, fault: str, moment
         ("both killed", ("destination", f"{DESTINATION}>hold.commit:1"), 6),
     ],
 )
-def test_client_stays_connected(lab: Namespaces, fault: str, moment: Moment, version: int) -> None:
+def test_client_stays_connected_through_a_fault_during_the_move(
+    lab: Namespaces, fault: str, moment: Moment, version: int
+) -> None:
     """Whether the destination has built or committed the tree, its one connection continues where the program does."""
     strike_connected(lab, fault, moment, version)
 
@@ -165,7 +167,7 @@ def test_interruption_does_not_end_the_commit_hook(lab: Namespaces) -> None:
             lab.run("source", "rm", "-f", HOOK_LOG)
 
 
-def test_criu_decides_when_crckpt_was_killed(lab: Namespaces) -> None:
+def test_move_is_complete_only_after_criu_let_the_tree_run_if_crckpt_was_killed(lab: Namespaces) -> None:
     """crckpt was killed while CRIU holds the restored tree: the move is complete only once CRIU lets the tree run."""
     with served(lab) as pid:
         moment = f"{DESTINATION}>hold.commit:1"
@@ -191,7 +193,9 @@ def test_criu_decides_when_crckpt_was_killed(lab: Namespaces) -> None:
         (6, False),
     ],
 )
-def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
+def test_destination_finishes_the_move_alone_once_the_source_has_ended(
+    lab: Namespaces, version: int, *, source_is_gone: bool
+) -> None:
     """The destination has the address and the connections as soon as it learns that the source has ended."""
     options = move_address(lab, version)
     moment = "receive.Ended:1" if source_is_gone else "hold.commit:1"
@@ -231,13 +235,13 @@ def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_
     ],
     ids=["by the source at the commit", "by the source before", "by the destination"],
 )
-def test_killed_resume_can_be_repeated(lab: Namespaces, side: str, moment: Moment) -> None:
+def test_killed_migrate_resume_can_be_repeated(lab: Namespaces, side: str, moment: Moment) -> None:
     kill_resume(lab, side, moment, 4)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("side", SIDES)
-def test_resume_killed_at_any_step_can_be_repeated(lab: Namespaces, side: str, part: int) -> None:
+def test_migrate_resume_killed_at_any_step_can_be_repeated(lab: Namespaces, side: str, part: int) -> None:
     found = find_resume_moments(lab, side, 4)
     assert len(found) > 50
     failed = strike_all(

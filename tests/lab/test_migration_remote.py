@@ -41,7 +41,7 @@ def migrate(lab: Namespaces, pid: int, crckpt: str, status: int) -> str:
     return lab.run("source", *words, status=status).err
 
 
-def test_remote_sudo_works(lab: Namespaces) -> None:
+def test_move_by_sudo_on_the_destination_works(lab: Namespaces) -> None:
     allow(lab, _MAY_RECEIVE)
     with served(lab) as pid:
         migrate(lab, pid, "sudo crckpt", 0)

@@ -133,7 +133,7 @@ def list_notes(lab: Namespaces) -> list[str | None]:
     return [checkpoint["note"] for checkpoint in sorted(found, key=lambda each: str(each["created"]))]
 
 
-def test_failed_move_leaves_one_checkpoint_and_a_successful_one_only_its_own(lab: Namespaces) -> None:
+def test_failed_move_leaves_its_checkpoint_until_the_next_move_succeeds(lab: Namespaces) -> None:
     """The next move counts from the checkpoint of the failed one."""
     with served(lab) as pid:
         words = ("crckpt", "migrate", str(pid), "destination", JOB, "--json")
@@ -167,7 +167,7 @@ def test_rounds_of_a_killed_crckpt_are_listed(lab: Namespaces) -> None:
         assert list_notes(lab) == ["move to destination, round 1", own, None]
 
 
-def test_too_small_store_is_refused_before_copying(lab: Namespaces) -> None:
+def test_move_to_a_store_that_is_too_small_is_refused_before_copying(lab: Namespaces) -> None:
     lab.run("destination", "sh", "-c", "mkdir -p /srv/small && mount -t tmpfs -o size=8m,mode=755 small /srv/small")
     try:
         with served(lab, "--memory", "64") as pid:

@@ -43,14 +43,16 @@ def lab() -> Iterator[Namespaces]:
 
 
 @pytest.mark.parametrize("fault", FATAL_FAULTS)
-def test_interrupted_fill_restores_the_frozen_program(lab: Namespaces, fault: str) -> None:
+def test_program_is_restored_as_it_was_frozen_if_a_move_fails_while_its_memory_is_filled(
+    lab: Namespaces, fault: str
+) -> None:
     output = strike_late(lab, FATAL_FAULTS[fault], ends=True)
     if fault == "cut both ways":
         assert "not all of its memory" in output
 
 
 @pytest.mark.parametrize("fault", HARMLESS_FAULTS)
-def test_program_continues_after_a_harmless_fault(lab: Namespaces, fault: str) -> None:
+def test_program_continues_if_only_the_guard_is_killed_or_the_helper_is_stopped(lab: Namespaces, fault: str) -> None:
     strike_late(lab, HARMLESS_FAULTS[fault], ends=False)
 
 
@@ -75,7 +77,9 @@ def test_program_runs_once_after_a_fault_at_any_step_of_the_end(lab: Namespaces,
     ],
     ids=["crckpt killed", "guard killed"],
 )
-def test_memory_is_filled_without_helpers(lab: Namespaces, strike: Callable[[LateMove], None]) -> None:
+def test_local_lazy_move_is_filled_after_crckpt_and_guard_were_killed(
+    lab: Namespaces, strike: Callable[[LateMove], None]
+) -> None:
     """With --local-lazy neither crckpt nor the guard is needed any more."""
     with moving_unfilled(lab) as move:
         strike(move)

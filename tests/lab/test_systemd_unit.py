@@ -26,7 +26,7 @@ def lab_works() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_units_are_dumped_and_restored() -> None:
+def test_tests_of_systemd_units_pass_in_the_systemd_lab() -> None:
     """Every test of under_systemd.py that is to run passes inside, and none is skipped."""
     options = [
         "-p",
@@ -44,13 +44,13 @@ def test_units_are_dumped_and_restored() -> None:
     assert "PASSED" in result.stdout
 
 
-def test_lab_passes_output_and_status_on() -> None:
+def test_systemd_lab_passes_arguments_output_and_status_on() -> None:
     """The command runs in this directory, with its arguments unchanged, under systemd."""
     result = run_lab("sh", "-c", 'cat /proc/1/comm; pwd; echo "$1"; echo said >&2; exit 7', "_", "two  'words'\n$HOME")
     assert (result.returncode, result.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
 
 
-def test_lab_does_not_change_kernel_settings() -> None:
+def test_systemd_lab_does_not_change_kernel_settings() -> None:
     """systemd sets fs.file-max at boot, and sysctl.d of packages sets more: the machine must keep its settings."""
     setting = Path("/proc/sys/fs/file-max")
     before = setting.read_text()
@@ -62,7 +62,7 @@ def test_lab_does_not_change_kernel_settings() -> None:
         setting.write_text(before)
 
 
-def test_interrupted_lab_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_systemd_lab_leaves_nothing(tmp_path: Path) -> None:
     """No process, cgroup, mount or file is left; a daemon that the lab started also ends."""
     show = "systemd-run -q sleep 1000; findmnt -no OPTIONS /; exec sleep 1000"
     with subprocess.Popen(

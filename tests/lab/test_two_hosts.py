@@ -37,7 +37,7 @@ def lab() -> Iterator[TwoHosts]:
 @pytest.mark.parametrize(
     ("origin", "target"), [("source", "destination"), ("destination", "source"), ("client", "source")]
 )
-def test_ssh_works_between_hosts(lab: TwoHosts, origin: str, target: str) -> None:
+def test_ssh_works_between_lab_hosts(lab: TwoHosts, origin: str, target: str) -> None:
     """ssh uses a key and asks nothing; crckpt has the same path on each host."""
     paths = {lab.run(host, "realpath", "/usr/local/bin/crckpt").out for host in (origin, target)}
     assert len(paths) == 1
@@ -46,8 +46,8 @@ def test_ssh_works_between_hosts(lab: TwoHosts, origin: str, target: str) -> Non
 
 
 @needs_namespaces
-def test_hosts_share_no_written_files(lab: TwoHosts) -> None:
-    """Files below /tmp, /etc, /root and in the store; what is written stays on the host, and off this machine."""
+def test_files_written_on_a_lab_host_are_not_on_the_other_hosts(lab: TwoHosts) -> None:
+    """Files below /tmp, /etc, /root and in the store stay on their host. They are not on the machine of the lab either."""
     written = [f"{directory}/of-the-source" for directory in ("/tmp", "/etc", "/root", "/var/tmp", STORE)]
     lab.run("source", "touch", *written)
     assert lab.run("source", "ls", *written).out.split() == sorted(written)
@@ -77,7 +77,7 @@ def test_connection_survives_a_manual_move(lab: TwoHosts, version: int) -> None:
         assert [lab.run(host, "nft", "list", "tables").out for host in HOSTS] == ["", "", ""]
 
 
-def test_client_notices_a_reset(lab: TwoHosts) -> None:
+def test_lab_client_reports_the_end_of_its_connection(lab: TwoHosts) -> None:
     """The client reports the end of the connection, whatever the reason."""
     with server(lab, 4) as pid, talking(lab, 4) as client:
         client.wait_for_replies()
@@ -89,7 +89,7 @@ def test_client_notices_a_reset(lab: TwoHosts) -> None:
         wait_for(lambda: not [each for each in lab.list_processes("source") if each.pid == pid], "nothing of it")
 
 
-def test_gap_is_as_long_as_the_server_stops(lab: TwoHosts) -> None:
+def test_lab_client_reports_a_gap_as_long_as_the_server_was_stopped(lab: TwoHosts) -> None:
     """A report before the end of the gap includes it."""
     with server(lab, 4), talking(lab, 4) as client:
         before = client.wait_for_replies()
@@ -102,8 +102,8 @@ def test_gap_is_as_long_as_the_server_stops(lab: TwoHosts) -> None:
         assert (after["wrong"], after["ended"]) == (None, None)
 
 
-def test_copies_running_at_once_are_found(lab: TwoHosts) -> None:
-    """A stopped copy does not count, and neither do two on one host."""
+def test_lab_finds_a_program_that_runs_on_two_hosts_at_once(lab: TwoHosts) -> None:
+    """A stopped copy does not count as running, and two copies on one host are not reported."""
     try:
         pids = [lab.start(host, "sleep", "1001") for host in HOSTS[:2]]
         wait_for(lambda: len(lab.find("1001")) == 2, "both to start")
@@ -122,7 +122,7 @@ def test_copies_running_at_once_are_found(lab: TwoHosts) -> None:
         lab.end("1001")
 
 
-def test_cut_link_drops_both_directions(lab: TwoHosts) -> None:
+def test_cut_lab_link_drops_packets_in_both_directions(lab: TwoHosts) -> None:
     """The link works again after it is healed. Other links are not affected."""
     with receivers(lab) as (source, destination):
         lab.cut()
@@ -138,7 +138,7 @@ def test_cut_link_drops_both_directions(lab: TwoHosts) -> None:
         assert (source.communicate()[0], destination.communicate()[0]) == ("", "")
 
 
-def test_link_cut_in_one_direction_drops_only_that(lab: TwoHosts) -> None:
+def test_lab_link_cut_in_one_direction_drops_only_packets_in_that_direction(lab: TwoHosts) -> None:
     """The other direction stays open."""
     with receivers(lab) as (source, destination):
         lab.cut_one_way("source", "destination")
@@ -154,7 +154,7 @@ def test_link_cut_in_one_direction_drops_only_that(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_slow_link_is_slow_only_between_the_hosts(lab: TwoHosts) -> None:
+def test_slow_lab_link_is_slow_only_between_source_and_destination(lab: TwoHosts) -> None:
     """Data that takes minutes to the destination reaches the client at once. A healed link is as before."""
     copy = 'head -c 2000000 /dev/zero | ssh "$0" cat'
     lab.slow("100kbit")
@@ -170,8 +170,8 @@ def test_slow_link_is_slow_only_between_the_hosts(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_link_delay_works_or_is_refused(lab: TwoHosts) -> None:
-    """An answer takes at least as long as the delay of both directions; what the kernel cannot is refused."""
+def test_lab_link_has_the_requested_delay_or_refuses_it(lab: TwoHosts) -> None:
+    """An answer takes at least as long as the delays of both directions. Without kernel support the lab cannot be made."""
     try:
         lab.slow("1gbit", "150ms")
     except CannotMakeLab as error:
@@ -184,7 +184,7 @@ def test_link_delay_works_or_is_refused(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_here_runs_the_same_tests_on_real_machines(lab: TwoHosts) -> None:
+def test_lab_tests_can_run_on_real_machines(lab: TwoHosts) -> None:
     """The hosts of a lab stand for machines that reach each other by ssh; the driver is on the source."""
     options = ("-c", PROJECT / "pyproject.toml", "--rootdir", PROJECT, "-p", "no:cacheprovider", "-q", "-rA")
     wanted = ("-k", "manual_move and 4 or one_direction", PROJECT / "tests/lab/test_two_hosts.py")
@@ -195,7 +195,7 @@ def test_here_runs_the_same_tests_on_real_machines(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
+def test_lab_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
     """Arguments, input and status are passed on. A running lab is not created again."""
     assert isinstance(lab, Namespaces)
     result = run_script(lab.directory, "sh", "client", "sh", "-c", 'hostname; cat; echo "$1"; exit 7', "_", "a 'b'")
@@ -208,7 +208,7 @@ def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_down_leaves_nothing(tmp_path: Path) -> None:
+def test_lab_script_down_leaves_nothing(tmp_path: Path) -> None:
     """No namespace, process, mount, cgroup or file is left, whatever runs inside and whatever rules exist."""
     lab = Namespaces(tmp_path / "lab")
     lab.up()
@@ -236,7 +236,7 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_command_killed_on_the_driver_ends_on_the_host(lab: TwoHosts) -> None:
+def test_lab_command_killed_on_the_driver_ends_on_the_host(lab: TwoHosts) -> None:
     """The lab ends even if its driver adopts orphans and does not reap them, as a benchmark does."""
     with lab.open("source", "sleep", "1004") as sleep:
         wait_for(lambda: [found for found in lab.find("1004") if found.command[0] == "sleep"], "a program to start")
@@ -246,7 +246,7 @@ def test_command_killed_on_the_driver_ends_on_the_host(lab: TwoHosts) -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("reached", ["key", "log", "keeper", "cgroup", "switch", "source", "client"])
-def test_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reached: str) -> None:
+def test_lab_script_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reached: str) -> None:
     """`up` is killed at any step. Afterwards a new lab can be made."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
@@ -274,7 +274,7 @@ def test_lab_ends_with_its_standard_input(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_interrupted_up_removes_its_remains(tmp_path: Path) -> None:
+def test_interrupted_lab_script_up_removes_its_remains(tmp_path: Path) -> None:
     """SIGTERM has the same effect as ^C."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}

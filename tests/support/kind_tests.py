@@ -31,11 +31,11 @@ _KINDS_BY_TEST: Final = {
     f"{_TREES}[sysv-ipc]": ("System V shared memory", "ipc namespace"),
     f"{_TREES}[apart]": ("uts namespace", "time namespace"),
     f"{_TERMINALS}::test_program_uses_its_own_terminal_after_a_restore": ("terminal of the session",),
-    f"{_TERMINALS}::test_console_is_opened_by_its_name": ("console", "virtual console"),
+    f"{_TERMINALS}::test_console_of_the_host_is_opened_again_by_its_name": ("console", "virtual console"),
     "tests/integration/test_own_network.py::test_listening_tree_in_its_own_network_is_restored": ("net namespace",),
     f"{_NAMESPACES}::test_nested_network_namespace_is_restored": ("net namespace inside the tree's own",),
     "tests/integration/test_attributes.py::test_loss_of_a_cgroup_namespace_is_reported": ("cgroup namespace",),
-    "tests/lab/test_systemd_unit.py::test_units_are_dumped_and_restored": ("mnt namespace",),
+    "tests/lab/test_systemd_unit.py::test_tests_of_systemd_units_pass_in_the_systemd_lab": ("mnt namespace",),
     "tests/integration/test_new_pid_namespace.py::test_tree_from_a_pid_namespace_is_restored": ("pid namespace",),
 }
 TESTS: Final = {kind: test for test, kinds in _KINDS_BY_TEST.items() for kind in kinds}
