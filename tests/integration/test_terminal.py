@@ -257,10 +257,10 @@ def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job
 
 
 @pytest.mark.parametrize("stopped_job", ["bash -c '{}; true'"], indirect=True, ids=["child-of-job"])
-def test_restore_into_a_pid_namespace_accepts_the_process_group_of_a_pipeline(
+def test_child_of_a_job_is_restored_only_without_a_new_pid_namespace(
     crckpt: Crckpt, stopped_job: int, workdir: Path
 ) -> None:
-    """Otherwise CRIU fails: the group of the restoring process has no number inside."""
+    """CRIU would fail: the process group of the command that restores has no number in a new namespace."""
     before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB)
     with Terminal(*argv, "--new-pid-namespace", environment=crckpt.environment) as terminal:

@@ -47,7 +47,7 @@ def test_ssh_works_between_lab_hosts(lab: TwoHosts, origin: str, target: str) ->
 
 @needs_namespaces
 def test_files_written_on_a_lab_host_are_not_on_the_other_hosts(lab: TwoHosts) -> None:
-    """Files below /tmp, /etc, /root and in the store stay on their host. They are not on the machine of the lab either."""
+    """Files below /tmp, /etc, /root and in the store stay on their host, and are not on the machine of the lab."""
     written = [f"{directory}/of-the-source" for directory in ("/tmp", "/etc", "/root", "/var/tmp", STORE)]
     lab.run("source", "touch", *written)
     assert lab.run("source", "ls", *written).out.split() == sorted(written)
@@ -171,7 +171,7 @@ def test_slow_lab_link_is_slow_only_between_source_and_destination(lab: TwoHosts
 
 @needs_namespaces
 def test_lab_link_has_the_requested_delay_or_refuses_it(lab: TwoHosts) -> None:
-    """An answer takes at least as long as the delays of both directions. Without kernel support the lab cannot be made."""
+    """An answer takes at least as long as the delays of both directions. A kernel without delays is reported."""
     try:
         lab.slow("1gbit", "150ms")
     except CannotMakeLab as error:

@@ -26,7 +26,7 @@ def limited() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("failure", [None, SystemExit(143), KeyboardInterrupt()])
-def test_disk_limit_is_restored(limited: int, failure: BaseException | None) -> None:
+def test_benchmark_restores_the_disk_limit_also_after_a_failure(limited: int, failure: BaseException | None) -> None:
     try:
         with disk.limited(HERE):
             assert disk.rate(HERE) == disk.USUAL * MEBIBYTE
@@ -37,5 +37,5 @@ def test_disk_limit_is_restored(limited: int, failure: BaseException | None) -> 
     assert disk.rate(HERE) == limited
 
 
-def test_files_without_a_disk_cannot_be_limited() -> None:
+def test_benchmark_cannot_limit_the_disk_of_files_that_are_on_none() -> None:
     assert not disk.can_be_limited(Path("/proc"))

@@ -36,22 +36,22 @@ def absolute(ours: float, bound: float | None) -> Row:
         (absolute(9.0, None), None),
     ],
 )
-def test_bound_decides_whether_a_row_is_met(row: Row, met: bool | None) -> None:
+def test_row_of_the_benchmark_is_met_if_its_ratio_is_within_the_bound(row: Row, met: bool | None) -> None:
     assert row.met is met
     assert Report(MACHINE, (row,)).all_met is (met is not False)
     assert ("NOT MET" in line(row)) is (met is False)
 
 
-def test_one_missed_bound_fails_the_report() -> None:
+def test_benchmark_report_is_not_met_if_one_bound_is_missed() -> None:
     assert not Report(MACHINE, (absolute(0.01, 0.05), compared(2.0, 1.0), absolute(0.01, 0.05))).all_met
 
 
-def test_ratio_compares_medians() -> None:
+def test_ratio_of_a_row_compares_medians() -> None:
     row = Row("pause", "python", "s", (1.0, 9.0, 2.0), "criu dump", (4.0, 4.0, 0.1))
     assert row.ratio == 0.5
 
 
-def test_json_report_has_every_field_and_verdict() -> None:
+def test_json_report_of_the_benchmark_has_every_field_and_verdict() -> None:
     found = json.loads(document(Report(MACHINE, (compared(2.0, 1.0), absolute(0.01, 0.05)), (CHOICE,))))
     assert list(found) == ["schema", "machine", "all_met", "rows", "choices"]
     assert (found["schema"], found["machine"], found["all_met"]) == (1, MACHINE, False)
@@ -72,7 +72,7 @@ def test_json_report_has_every_field_and_verdict() -> None:
     assert found["choices"] == [asdict(CHOICE)]
 
 
-def test_table_shows_both_sides_ratio_bound_and_verdict() -> None:
+def test_table_of_the_benchmark_shows_both_sides_ratio_bound_and_verdict() -> None:
     text = io.StringIO()
     bytes_row = Row("series", "redis", "B", (3 * 2**20,), "restic", (10 * 2**20,), 0.2)
     show(

@@ -39,11 +39,11 @@ def key(log: str) -> str | None:
         ("", None),
     ],
 )
-def test_release_of_criu_is_found(log: str, release: tuple[int, ...] | None) -> None:
+def test_release_of_criu_is_found_in_its_log(log: str, release: tuple[int, ...] | None) -> None:
     assert find_release(log) == release
 
 
-def test_each_last_line_belongs_to_one_release() -> None:
+def test_table_of_last_lines_covers_many_files_and_releases_of_criu() -> None:
     assert len(LAST_LINES) > 60
     assert all((2, 0) <= release < (5, 0) for release in LAST_LINES.values())
 
@@ -88,7 +88,7 @@ def test_unsure_cause_of_an_old_release_suggests_a_newer_one() -> None:
     assert "newer CRIU" not in new.remedy
 
 
-def test_kernel_denial_takes_precedence_over_criu_messages() -> None:
+def test_denial_by_the_kernel_takes_precedence_over_messages_of_criu() -> None:
     denied = (
         "(00.03) Error (compel/src/lib/infect.c:713): Unable to connect a transport socket: Permission denied\n"
         'type=AVC msg=audit(1550142323.799:1167): avc:  denied  { connectto } for  pid=23569 comm="top" path=002F\n'
@@ -98,14 +98,14 @@ def test_kernel_denial_takes_precedence_over_criu_messages() -> None:
     assert finding.what == "SELinux denied connectto to top"
 
 
-def test_permissive_denial_is_not_reported_as_the_cause() -> None:
+def test_denial_in_permissive_mode_is_not_reported_as_the_cause() -> None:
     allowed = (
         'type=AVC msg=audit(1.1:1): avc:  denied  { mount } for  pid=1 comm="criu" tclass=filesystem permissive=1\n'
     )
     assert key(allowed) is None
 
 
-def test_slow_gpu_is_not_a_thread_that_does_not_stop() -> None:
+def test_timeout_of_the_gpu_tool_takes_precedence_over_a_thread_that_does_not_stop() -> None:
     timeout = "(10.0) Error (criu/cr-dump.c:1791): Timeout reached. Try to interrupt: 0\n"
     slow = "(10.0) Error (cuda_plugin.c:139): Unable to read output of cuda-checkpoint: Interrupted system call\n"
     assert key(timeout) == "freeze-timeout"
@@ -136,6 +136,6 @@ def test_quoted_line_end_ends_a_path() -> None:
     assert explanation.finding.what.startswith("/dev/shm/x (fd 0)")
 
 
-def test_failed_cleanup_is_not_reported_as_the_cause() -> None:
+def test_failed_cleanup_after_a_restore_is_not_reported_as_the_cause() -> None:
     left = "(00.06) Error (criu/mount.c:3270): mnt: Can't remove the directory /tmp/.criu: Device or resource busy\n"
     assert key(left + "(00.07) Error (criu/cr-restore.c:2324): Restoring FAILED.\n") is None

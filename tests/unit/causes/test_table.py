@@ -18,7 +18,7 @@ PACKAGE = Path(crckpt.__file__).parent
 TABLES = PACKAGE / "causes/messages"
 
 
-def test_table_is_parsed() -> None:
+def test_table_of_causes_is_parsed() -> None:
     text = r"""# A comment.
 ${again}: try
     again
@@ -70,12 +70,12 @@ tape: the tape is torn
         "[a] A\nkey: says\n  remedy: one\n  fixed: soon\n",
     ],
 )
-def test_invalid_table_is_refused(text: str) -> None:
+def test_invalid_table_of_causes_is_refused(text: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         list(parse(text))
 
 
-def test_every_section_is_kept() -> None:
+def test_every_section_of_the_tables_is_kept_when_they_are_joined() -> None:
     heads = re.findall(r"^\[", "".join(path.read_text() for path in TABLES.glob("*.txt")), re.MULTILINE)
     assert len(SECTIONS) == len(heads)
 
@@ -97,7 +97,7 @@ def split(key: str) -> tuple[str, str]:
     return f"{begin}-", end
 
 
-def test_superseded_causes_exist() -> None:
+def test_causes_that_another_cause_replaces_exist() -> None:
     keys = {entry.key for entry in CATALOGUE}
     assert [key for entry in CATALOGUE for key in entry.instead_of if key not in keys] == []
 

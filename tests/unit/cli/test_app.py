@@ -30,6 +30,6 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_quiet(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_the_option_quiet(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert "-q, --quiet" in capsys.readouterr().out

@@ -24,19 +24,21 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_attach_needs_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_without_a_terminal_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert run(["attach", "trainer"]) == USAGE
     assert "crckpt attach needs a terminal" in capsys.readouterr().err
 
 
-def test_json_needs_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_with_json_and_without_list_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["attach", "trainer", "--json"]) == USAGE
     assert "--list" in json.loads(capsys.readouterr().out)["error"]["hint"]
 
 
 @pytest.mark.parametrize(("text", "key"), [("^]", 29), ("^P", 16), ("^p", 16), ("^\\", 28), ("none", None)])
-def test_detach_key_is_one_byte(text: str, key: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detach_key_given_as_text_becomes_one_byte(text: str, key: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int | None] = []
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(command, "perform", lambda _name, _ours, key, _announce: asked.append(key))

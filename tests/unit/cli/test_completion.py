@@ -42,7 +42,7 @@ def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
     return result.stdout
 
 
-def test_commands_and_options_are_completed() -> None:
+def test_completion_offers_commands_and_options() -> None:
     listed = [name for name in COMMANDS if name not in UNLISTED]
     assert words("") == listed
     assert words("re") == [name for name in listed if name.startswith("re")]
@@ -54,7 +54,7 @@ def test_commands_and_options_are_completed() -> None:
     assert words("nonsense") == []
 
 
-def test_live_pids_exclude_crckpt_and_its_shell(repository: Repository, tmp_path: Path) -> None:
+def test_completion_offers_no_pid_of_crckpt_and_its_shell(repository: Repository, tmp_path: Path) -> None:
     store(repository, tmp_path, IMAGES, described("trainer"))
     offered = words("dump", "--store", str(repository.root), "")
     assert {str(os.getpid()), str(os.getppid())}.isdisjoint(offered)
@@ -62,7 +62,7 @@ def test_live_pids_exclude_crckpt_and_its_shell(repository: Repository, tmp_path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_argument_is_a_path_or_has_a_completion(command: str) -> None:
+def test_every_argument_of_the_commands_is_a_path_or_has_a_completion(command: str) -> None:
     for parameter in CommandLine(command, [""]).parameters:
         if parameter.param_type_name == "argument":
             assert parameter.type.name == "path" or parameter.name in complete._FINDERS  # noqa: SLF001
@@ -81,7 +81,7 @@ print(*({set(SLOW)!r} & set(sys.modules)))
     assert result.stdout == "\n"
 
 
-def test_stored_jobs_checkpoints_and_tags_are_completed(
+def test_completion_offers_stored_jobs_checkpoints_and_tags(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CRCKPT_STORE", raising=False)
@@ -96,7 +96,7 @@ def test_stored_jobs_checkpoints_and_tags_are_completed(
     assert words("rm", "another", "") == [checkpoint.job, f"{checkpoint.job}:good"]
 
 
-def test_program_names_cannot_control_the_terminal(repository: Repository, tmp_path: Path) -> None:
+def test_program_names_in_completions_cannot_control_the_terminal(repository: Repository, tmp_path: Path) -> None:
     """A program chooses its name, and zsh prints descriptions as they are."""
     tree = (Task(100, 1, "\x1b]0;x\a\u202e\u3164", (100,)),)
     checkpoint = store(repository, tmp_path, IMAGES, replace(described(), tree=tree))
@@ -104,8 +104,8 @@ def test_program_names_cannot_control_the_terminal(repository: Repository, tmp_p
     assert lines == ["words", "100\t\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}\\u202e\\u3164"]
 
 
-def test_each_word_is_offered_once(repository: Repository, tmp_path: Path) -> None:
-    """bash inserts what all lines have in common: of two equal words, their descriptions, too."""
+def test_completion_offers_each_word_once(repository: Repository, tmp_path: Path) -> None:
+    """If a word were offered twice with its description, bash would insert the description, too."""
     checkpoint = store(repository, tmp_path, IMAGES)
     store(repository, tmp_path, IMAGES, described(checkpoint.id[:12]))
     found = words("show", "--store", str(repository.root), checkpoint.id[:5])
@@ -113,7 +113,7 @@ def test_each_word_is_offered_once(repository: Repository, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("typed", [r"a\ \$b", "'a $b'", "a' 'b", "'open", "\\"])
-def test_bash_quoting_is_handled(tmp_path: Path, typed: str) -> None:
+def test_completion_understands_bash_quoting(tmp_path: Path, typed: str) -> None:
     for name in ("a $b", "a b"):
         (tmp_path / name).touch()
     answered = run("dump", f"pidfile:{tmp_path}/{typed}").splitlines()
@@ -127,7 +127,7 @@ def test_locked_store_does_not_block_completion(repository: Repository, tmp_path
         assert checkpoint.job in run("show", "", CRCKPT_STORE=str(repository.root))
 
 
-def test_pids_have_their_programs_as_descriptions() -> None:
+def test_completion_describes_pids_by_their_programs() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             lines = list(complete.complete(("dump", str(process.pid))))
@@ -136,14 +136,14 @@ def test_pids_have_their_programs_as_descriptions() -> None:
     assert lines == ["words", f"{process.pid}\tsleep 60"]
 
 
-def test_pidfiles_are_completed(tmp_path: Path) -> None:
+def test_completion_offers_pidfiles(tmp_path: Path) -> None:
     (tmp_path / "a.pid").touch()
     (tmp_path / "folder").mkdir()
     assert words("dump", f"pidfile:{tmp_path}/") == [f"pidfile:{tmp_path}/a.pid", f"pidfile:{tmp_path}/folder/"]
     assert words("dump", f"cgroup:{tmp_path}/") == [f"cgroup:{tmp_path}/folder/"]
 
 
-def test_file_arguments_are_left_to_the_shell() -> None:
+def test_completion_leaves_file_arguments_to_the_shell() -> None:
     assert list(complete.complete(("explain", ""))) == ["files"]
     assert list(complete.complete(("export", "job", ""))) == ["directories"]
 

@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_file_overrides_defaults(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_file_overrides_the_defaults(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert settings(capsys, "--config", str(file)) == {
         "store": ("/srv/store", "file", str(file)),
         "criu": ("/srv/criu", "file", str(file)),
@@ -47,7 +47,7 @@ def test_file_overrides_defaults(file: Path, capsys: pytest.CaptureFixture[str])
     }
 
 
-def test_environment_overrides_the_file(
+def test_environment_overrides_the_configuration_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CRCKPT_STORE", "/srv/variable")
@@ -59,7 +59,7 @@ def test_environment_overrides_the_file(
     assert found["compress"] == (0, "file", str(file))
 
 
-def test_options_override_everything(
+def test_options_override_environment_and_configuration_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CRCKPT_STORE", "/srv/variable")
@@ -74,7 +74,7 @@ def test_options_override_everything(
     }
 
 
-def test_text_output_lists_values_and_sources(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_command_lists_values_and_their_sources(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("store: /srv/store\n")
     assert run(["config", "--config", str(file), "--criu", "/c", "-q"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -88,13 +88,15 @@ def test_text_output_lists_values_and_sources(file: Path, capsys: pytest.Capture
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or Path("/etc/crckpt.yaml").exists(), reason="needs root without configuration")
-def test_defaults_apply_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_apply_without_a_configuration_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings(capsys)["store"] == ("/var/lib/crckpt", "default", "")
     assert run(["config"]) == 0
     assert capsys.readouterr().out.startswith("configuration file: /etc/crckpt.yaml (there is none)\n")
 
 
-def test_mistakes_are_reported_with_known_keys(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_the_configuration_are_reported_with_the_known_keys(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file.write_text("sotre: /srv/store\ncompress: 99\n")
     assert run(["config", "--config", str(file)]) == USAGE
     assert capsys.readouterr().err.splitlines() == [

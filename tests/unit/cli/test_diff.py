@@ -8,7 +8,9 @@ from recorded_images import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_changed_page_is_listed(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_diff_command_lists_a_changed_page(
+    command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]
+) -> None:
     first, second = recordings
     text = command_line.run("diff", first.short_id, second.short_id)
     assert text.splitlines()[0].startswith(f"from {first.short_id}")
@@ -20,5 +22,7 @@ def test_changed_page_is_listed(command_line: CommandLine, recordings: tuple[Che
     assert [change["pid"] for change in result["changed"]] == [RECORDED.root.pid]
 
 
-def test_equal_checkpoints_do_not_differ(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_diff_of_a_checkpoint_with_itself_says_that_nothing_differs(
+    command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]
+) -> None:
     assert command_line.run("diff", "job", "job").endswith("nothing differs\n")

@@ -25,7 +25,7 @@ def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
     return (result.stdout + result.stderr).decode()
 
 
-def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
+def test_explain_gives_the_same_output_for_a_file_and_for_stdin(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     log.write_bytes(KNOWN_LOG)
     output = explained(str(log))
@@ -38,22 +38,22 @@ def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
     assert "  | (00.01) Error (criu/new.c:1): first\n" in explained(str(log), "-v")
 
 
-def test_remedy_that_refers_to_criu_lines_prints_them() -> None:
+def test_explain_prints_the_lines_of_criu_to_which_a_remedy_refers() -> None:
     """The reader has nothing else to look into: crckpt keeps no log of a dump that failed."""
     output = explained("-", stdin=b"(00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n")
     assert "find it in CRIU's own lines" in output
     assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in output
 
 
-def test_json_output_names_the_cause_and_quotes_lines() -> None:
+def test_json_output_of_explain_names_the_cause_and_quotes_lines() -> None:
     result = json.loads(explained("-", "--json", stdin=KNOWN_LOG))["result"]
     assert set(result) == {"known", "cause", "what", "remedy", "sure", "place", "line", "lines"}
     assert (result["known"], result["cause"]) == (True, "netlink-data")
     assert len(result["lines"]) == 2
 
 
-def test_unknown_failure_has_its_own_exit_code() -> None:
-    """The failure is still a result."""
+def test_explain_has_its_own_exit_code_for_an_unknown_failure() -> None:
+    """The command still prints what it found."""
     unknown = b"(00.01) Error (criu/new.c:1): something new\n"
     output = explained("-", stdin=unknown, status=4)
     assert output.splitlines() == [
@@ -64,14 +64,14 @@ def test_unknown_failure_has_its_own_exit_code() -> None:
     assert (document["status"], document["error"]["code"], document["result"]["known"]) == ("error", 4, False)
 
 
-def test_input_that_is_not_a_log_is_refused() -> None:
+def test_explain_refuses_input_that_is_not_a_log() -> None:
     assert "stdin is empty\n" in explained("-", status=2)
     assert "stdin is not a CRIU log\n" in explained("-", stdin=os.urandom(100_000), status=2)
     assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"
     assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n", status=4)
 
 
-def test_unreadable_file_is_refused(tmp_path: Path) -> None:
+def test_explain_refuses_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     assert "cannot read the log" in explained(str(tmp_path / "none"), status=2)
     assert f"{tmp_path} is a directory\n" in explained(str(tmp_path), status=2)
     assert "/dev/zero is a device, not a file\n" in explained("/dev/zero", status=2)
@@ -82,14 +82,14 @@ def test_unreadable_file_is_refused(tmp_path: Path) -> None:
         assert "socket is a socket, not a file\n" in explained(str(tmp_path / "socket"), status=2)
 
 
-def test_closed_stdin_counts_as_empty() -> None:
+def test_explain_treats_a_closed_stdin_as_empty() -> None:
     command = ["sh", "-c", '"$0" -m crckpt explain - <&-', sys.executable]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("crckpt: stdin is empty\n")
 
 
-def test_endless_stream_is_refused() -> None:
+def test_explain_refuses_an_endless_stream() -> None:
     with Path("/dev/zero").open("rb") as zeros:
         command = [sys.executable, "-m", "crckpt", "explain", "-"]
         result = subprocess.run(command, stdin=zeros, capture_output=True, text=True, check=False)
@@ -97,7 +97,7 @@ def test_endless_stream_is_refused() -> None:
     assert "stdin is longer than 256 MiB" in result.stderr
 
 
-def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:
+def test_explain_reads_only_start_and_end_of_a_terabyte(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     log.write_bytes(b"(00.01) Error (criu/new.c:1): first\n" + UNREMARKABLE_LINES)
     os.truncate(log, 1 << 40)
@@ -114,13 +114,13 @@ def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:
         )
 
 
-def test_only_start_and_end_of_a_long_stream_are_read() -> None:
+def test_explain_reads_only_start_and_end_of_a_long_stream() -> None:
     output = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + UNREMARKABLE_LINES + KNOWN_LOG)
     assert output.splitlines()[0] == "a netlink socket holds messages that the program has not read"
     assert "begin" in output
 
 
-def test_likely_cause_is_marked_and_shown_with_the_lines() -> None:
+def test_explain_marks_a_likely_cause_and_shows_the_lines() -> None:
     output = explained("-", stdin=b"(00.01) Error (criu/netlink.c:1): Error -17 reported by netlink: exists\n")
     assert output.startswith("most likely: ")
     assert "  | (00.01) Error (criu/netlink.c:1)" in output

@@ -19,7 +19,7 @@ def test_export_prints_the_restore_command(
     assert (tmp_path / "out/pages-1.img").stat().st_size == 100 * 4096
 
 
-def test_stream_is_left_to_tar(command_line: CommandLine) -> None:
+def test_export_to_stdout_is_refused_and_suggests_tar(command_line: CommandLine) -> None:
     text = command_line.run("export", "a job", "-", status=2)
     assert "cannot write to stdout" in text
     assert "crckpt export 'a job' DIR && tar -C DIR -c ." in text

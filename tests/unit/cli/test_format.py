@@ -64,7 +64,7 @@ def test_invisible_characters_are_written_as_their_number() -> None:
     assert on_one_line("a\xa0\u3000ö\N{SNOWMAN}") == "a\xa0\u3000ö\N{SNOWMAN}"
 
 
-def test_repeated_cause_is_printed_once() -> None:
+def test_warnings_with_the_same_remedy_are_printed_as_one() -> None:
     """The JSON document contains all causes."""
     down = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(3)]
     assert list(note_lines([down[0], "other", *down[1:]])) == [
@@ -74,7 +74,7 @@ def test_repeated_cause_is_printed_once() -> None:
 
 
 @pytest.mark.parametrize("category", ["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
-def test_no_character_of_the_category_remains(category: str) -> None:
+def test_text_on_one_line_has_no_character_of_an_unprintable_category(category: str) -> None:
     all_of_it = "".join(
         character for character in map(chr, range(0x110000)) if unicodedata.category(character) == category
     )

@@ -22,6 +22,6 @@ def test_gc_reports_freed_bytes(
     assert command_line.run("gc") == "nothing to free: the store has no checkpoints\n"
 
 
-def test_leftovers_are_attributed_to_interrupted_commands(command_line: CommandLine, repository: Repository) -> None:
+def test_gc_reports_what_interrupted_commands_have_left(command_line: CommandLine, repository: Repository) -> None:
     (Path(repository.backend.location) / "tmp/9999999-dead").mkdir()
     assert command_line.run("gc").endswith(": 0 packs, 1 leftover of interrupted commands\n")

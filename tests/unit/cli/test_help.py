@@ -84,7 +84,7 @@ def test_help_of_migrate_has_at_most_95_lines(capsys: pytest.CaptureFixture[str]
     assert len(help_of(capsys, "migrate").splitlines()) <= 95
 
 
-def test_help_is_also_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_help_prints_the_same_as_the_option_help(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = help_of(capsys, "restore")
     assert run(["help", "restore"]) == 0
     assert capsys.readouterr().out == wanted

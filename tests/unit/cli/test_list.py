@@ -18,7 +18,7 @@ from crckpt.store import Checkpoint, Repository
 from crckpt.store.pending import announced
 
 
-def test_each_checkpoint_is_one_line(
+def test_list_prints_each_checkpoint_on_one_line(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -49,7 +49,7 @@ sys.exit(run(["list", "--store", sys.argv[1]]))
         (66, ["id", "job", "created", "stored"]),
     ],
 )
-def test_lines_fit_the_terminal(
+def test_lines_of_the_list_command_fit_the_terminal(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], columns: int, titles: list[str]
 ) -> None:
     """A real terminal of this width."""
@@ -68,11 +68,11 @@ def test_lines_fit_the_terminal(
     assert "before-the-" in lines[1]
 
 
-def test_empty_store_suggests_dump(command_line: CommandLine) -> None:
+def test_list_of_an_empty_store_suggests_dump(command_line: CommandLine) -> None:
     assert command_line.run("list") == "no checkpoints yet; make one with: crckpt dump PID JOB\n"
 
 
-def test_pending_and_unreadable_checkpoints_are_listed(
+def test_list_shows_pending_and_unreadable_checkpoints(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     path = manifest_path(repository, checkpoints[0].id)

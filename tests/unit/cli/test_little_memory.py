@@ -16,7 +16,7 @@ INTEGRITY = 13
 
 
 @pytest.mark.parametrize("kilobytes", [50_000, 70_000, 100_000, 110_000, 120_000, 130_000, 150_000])
-def test_address_space_limit_is_reported(tmp_path: Path, kilobytes: int) -> None:
+def test_import_within_a_small_address_space_reports_the_lack_of_memory(tmp_path: Path, kilobytes: int) -> None:
     """Memory lacks for numpy's libraries, or for what numpy allocates."""
     crckpt = (sys.executable, "-m", "crckpt", "import", IMAGES, "job", "--store", tmp_path / "store")
     result = subprocess.run(
@@ -30,7 +30,7 @@ def test_address_space_limit_is_reported(tmp_path: Path, kilobytes: int) -> None
         assert "too little memory" in result.stderr
 
 
-def test_export_to_stdout_is_refused(tmp_path: Path) -> None:
+def test_export_to_stdout_is_refused_before_memory_is_needed(tmp_path: Path) -> None:
     words = (sys.executable, "-m", "crckpt", "export", "job", "-", "--store", tmp_path / "store")
     result = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 2

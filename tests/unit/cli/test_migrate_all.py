@@ -42,11 +42,11 @@ def test_contradictory_options_are_refused(command_line: CommandLine, words: tup
     assert message in command_line.run("migrate", "--all", *words, status=USAGE)
 
 
-def test_at_once_needs_all(command_line: CommandLine) -> None:
+def test_migrate_option_at_once_without_all_is_a_usage_error(command_line: CommandLine) -> None:
     assert "--at-once needs --all" in command_line.run("migrate", "812", "node2", "--at-once", "2", status=USAGE)
 
 
-def test_empty_host_has_nothing_to_move(command_line: CommandLine) -> None:
+def test_migrate_all_without_a_running_job_says_that_nothing_is_running(command_line: CommandLine) -> None:
     assert "no program of a job in this store is running here" in command_line.run("migrate", "--all", "node2")
     assert command_line.result("migrate", "--all", "node2", "--check") == {
         "host": "node2",
@@ -64,7 +64,7 @@ def options_of(words: Sequence[str], bandwidth: int | None = None, together: int
     return make_options(parsed, bandwidth, CLOCK, together)
 
 
-def test_options_are_passed_to_each_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_all_passes_its_options_on_to_each_move(monkeypatch: pytest.MonkeyPatch) -> None:
     given = (
         *("--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true", "--address-hook=true"),
         *("--max-downtime=300ms", "--max-rounds=4", "--bandwidth=50M", "--remote-crckpt=sudo crckpt"),
@@ -78,12 +78,12 @@ def test_options_are_passed_to_each_move(monkeypatch: pytest.MonkeyPatch) -> Non
     assert options_of(()) == ("--max-rounds=8", "--remote-crckpt=crckpt")
 
 
-def test_options_of_the_environment_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_all_passes_options_of_the_environment_on_to_each_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRCKPT_STORE", "/srv/here")
     assert "--store=/srv/here" in options_of(())
 
 
-def test_every_option_is_passed_on_or_excluded() -> None:
+def test_migrate_all_passes_every_option_on_or_excludes_it() -> None:
     """An option is passed to each move, or belongs to `--all` or to a command without `--all`."""
     flags = ("--check", "--send-files", "--abort-over", "--lazy", "--local-lazy", "--allow-weaker", "--no-preflight")
     values = ("before-freeze", "address-hook", "max-downtime", "bandwidth", "remote-store", "store", "criu", "config")
@@ -94,13 +94,13 @@ def test_every_option_is_passed_on_or_excluded() -> None:
     assert names == passed | others
 
 
-def test_quiet_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_all_passes_quiet_on_to_each_move(monkeypatch: pytest.MonkeyPatch) -> None:
     # Back to what it is now: the parser sets it.
     monkeypatch.setattr(form, "is_quiet", False)
     assert options_of(("--quiet",))[-1] == "--quiet"
 
 
-def test_bandwidth_share_can_be_too_low() -> None:
+def test_bandwidth_that_is_too_low_for_all_moves_at_once_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="too low for 4 moves at the same time"):
         options_of((), 40 << 10, 4)
 
@@ -122,7 +122,7 @@ def lines(*outcomes: MoveOutcome, check: bool = False, free_bytes: int = 1 << 40
     ).splitlines()
 
 
-def test_moved_programs_are_listed() -> None:
+def test_migrate_all_lists_the_moved_programs() -> None:
     assert lines(make_outcome("moved", over_budget=True, warnings=["it is slow"])) == [
         "1 of 1 program moved to node2",
         "  app (PID 7): runs there as PID 9, downtime 80 ms (over the budget of --max-downtime), 2.0 KiB sent in 3.0 s",
@@ -135,7 +135,7 @@ def test_moved_programs_are_listed() -> None:
     ]
 
 
-def test_check_reports_when_not_all_fit() -> None:
+def test_migrate_all_check_says_that_the_programs_may_not_all_fit() -> None:
     both = (make_outcome("movable", "one"), make_outcome("movable", "two"))
     output = lines(*both, check=True, free_bytes=(2 << 20) - 1)
     assert output[-1] == (
@@ -144,7 +144,7 @@ def test_check_reports_when_not_all_fit() -> None:
     assert not any("fit" in line for line in lines(*both, check=True, free_bytes=2 << 20))
 
 
-def test_programs_that_stayed_are_listed_with_reasons() -> None:
+def test_migrate_all_lists_the_programs_that_stayed_with_reasons() -> None:
     assert lines(
         make_outcome("stayed", why="no", hint="do"),
         make_outcome("stayed", "two", why="no", causes=("one: do", "other: do")),
@@ -175,12 +175,14 @@ def test_programs_that_stayed_are_listed_with_reasons() -> None:
         (("stayed", "in-doubt"), True, 31),
     ],
 )
-def test_exit_code_reflects_the_outcomes(outcomes: tuple[Outcome, ...], interrupted: bool, code: int) -> None:
+def test_exit_code_of_migrate_all_depends_on_the_outcomes(
+    outcomes: tuple[Outcome, ...], interrupted: bool, code: int
+) -> None:
     failure = find_failure(DrainResult(tuple(map(make_outcome, outcomes)), interrupted))
     assert (0 if failure is None else failure.exit_code) == code
 
 
-def test_unreachable_host_is_tried_once(
+def test_migrate_all_tries_an_unreachable_host_only_once(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ssh = tmp_path / "bin/ssh"

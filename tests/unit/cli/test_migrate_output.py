@@ -28,7 +28,7 @@ RESUME_RESULT = MigrateResult("app", "node2", "3f0c9a7be1d24c58", None, ID)
         (RESUME_RESULT, "destination", "app runs on node2; the connection was lost, so the downtime is not known"),
     ],
 )
-def test_result_tells_where_the_program_runs(result: MigrateResult, runs_on: str, text: str) -> None:
+def test_output_of_migrate_says_where_the_program_runs(result: MigrateResult, runs_on: str, text: str) -> None:
     lines = list(result_lines(result))
     assert text in "".join(lines)
     if result.why_stopped:
@@ -39,7 +39,7 @@ def test_result_tells_where_the_program_runs(result: MigrateResult, runs_on: str
 
 
 @pytest.mark.parametrize("result", [MOVE_RESULT, RESUME_RESULT])
-def test_result_tells_how_to_attach_to_the_new_terminal(result: MigrateResult) -> None:
+def test_output_of_migrate_says_how_to_attach_to_the_new_terminal(result: MigrateResult) -> None:
     lines = list(result_lines(replace(result, terminal_log="/var/log/crckpt/app.log"), "/opt/crckpt"))
     expected = (
         "connect to its terminal: ssh -t node2 /opt/crckpt attach app; its output there: /var/log/crckpt/app.log\n"
@@ -47,7 +47,7 @@ def test_result_tells_how_to_attach_to_the_new_terminal(result: MigrateResult) -
     assert expected in lines
 
 
-def test_files_to_send_are_listed_up_to_a_limit() -> None:
+def test_output_of_migrate_lists_files_to_send_up_to_a_limit() -> None:
     files = tuple(FileToSend(f"/srv/{number}", 1024) for number in range(23))
     lines = list(result_lines(MigrateResult("app", "node2", is_check=True, to_send=files)))
     assert lines[0] == "would send /srv/0 (1.0 KiB)\n"
@@ -55,7 +55,7 @@ def test_files_to_send_are_listed_up_to_a_limit() -> None:
     assert len(lines) == 22
 
 
-def test_round_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_migrate_has_one_line_for_each_round(capsys: pytest.CaptureFixture[str]) -> None:
     print_round(1, ROUND)
     print_round(2, replace(ROUND, written_per_s=3e6))
     copied = "copied 4.0 KiB, sent 100 B in 1.0 s, frozen 5 ms"

@@ -58,7 +58,7 @@ def test_invalid_bandwidths_are_refused(text: str) -> None:
         parse_bandwidth(text, "--bandwidth")
 
 
-def test_options_override_the_configuration(
+def test_options_for_paths_override_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Callable[[Path], Context]
 ) -> None:
     config = tmp_path / "crckpt.yaml"
@@ -90,7 +90,9 @@ def test_configuration_behind_a_link_is_read(tmp_path: Path, configured: Callabl
     assert configured(tmp_path / "crckpt.yaml").store == Path("/srv/linked")
 
 
-def test_named_configuration_must_exist_and_be_readable(tmp_path: Path, configured: Callable[[Path], Context]) -> None:
+def test_configuration_given_by_option_must_exist_and_be_readable(
+    tmp_path: Path, configured: Callable[[Path], Context]
+) -> None:
     with pytest.raises(UsageError, match="there is no configuration file"):
         configured(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
@@ -101,7 +103,7 @@ def test_named_configuration_must_exist_and_be_readable(tmp_path: Path, configur
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_default_store_and_rights_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_store_and_message_without_root_depend_on_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_store() == Path("/var/lib/crckpt")
     require_root("to do this")
     with open_workdir() as workdir:

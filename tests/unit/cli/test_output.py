@@ -58,7 +58,7 @@ def test_foreign_names_cannot_control_the_terminal() -> None:
     output.encode()
 
 
-def test_each_of_several_reasons_is_listed_once() -> None:
+def test_error_lists_each_of_several_reasons_once() -> None:
     """The first reason is not the headline, and each reason has its own remedy."""
     refusal = PreflightRefused(
         "PID 7 is taken", hint="end it", causes=("PID 7 is taken: end it", "x is gone: put it back")
@@ -70,7 +70,7 @@ def test_each_of_several_reasons_is_listed_once() -> None:
     ]
 
 
-def test_shared_remedy_is_printed_once_below_the_reasons() -> None:
+def test_error_prints_a_remedy_of_many_reasons_once_below_them() -> None:
     found = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(10)]
     lines = error_text(preflight_refusal((cause("file-missing").finding(path="/x", use="fd 3"), *found))).splitlines()
     missing = "  - /x is missing (fd 3): put it back; or restore an older checkpoint: crckpt restore REF --or-older"
@@ -90,7 +90,7 @@ def test_lines_of_the_criu_log_are_shown_only_if_the_message_does_not_contain_th
     ]
 
 
-def test_single_criu_line_is_shown() -> None:
+def test_error_shows_the_only_line_of_the_criu_log() -> None:
     needed = CrckptError("the dump failed: a file is missing", hint="find it", causes=("Error: no /srv/x",))
     assert error_text(needed).splitlines()[1:] == ["  - Error: no /srv/x", "  hint: find it"]
 
@@ -104,7 +104,7 @@ def test_reworded_error_keeps_its_other_fields() -> None:
     assert (str(refusal), refusal.hint) == (found.what, found.remedy)
 
 
-def test_quiet_prints_answers_and_documents_only(
+def test_with_quiet_only_answers_and_json_documents_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(form, "is_quiet", True)
@@ -126,7 +126,7 @@ def test_progress_from_another_host_is_escaped(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"node2: {mark}]0;title{mark}[2J{mark}round 1{mark}\\u202e\n"
 
 
-def test_output_is_printed_without_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_and_progress_are_printed_without_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert not form.is_quiet
     emit({}, iter(["a message\n"]))
     print_progress("progress")

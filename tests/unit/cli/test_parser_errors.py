@@ -45,7 +45,9 @@ from crckpt.cli.app import SYNONYMS, invalid_command_line, run
         ("rehearse a --seconds x", "--seconds: x is not a number", "crckpt help rehearse"),
     ],
 )
-def test_each_parser_error_is_reworded(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_error_of_the_command_line_parser_is_reworded(
+    line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(line.split()) == 2
     output, advised = capsys.readouterr().err.splitlines()
     assert output == f"crckpt: {message}"
@@ -66,11 +68,11 @@ def test_suggested_commands_and_options_exist(suggested: str, capsys: pytest.Cap
         (["--o", "--p"], "did you mean --o or --p? all options: crckpt help dump"),
     ],
 )
-def test_near_options_are_suggested(near: list[str] | None, hint: str) -> None:
+def test_error_for_an_unknown_option_suggests_similar_options(near: list[str] | None, hint: str) -> None:
     error = invalid_command_line(SimpleNamespace(option_name="--x", possibilities=near), "dump")
     assert (error.message, error.hint) == ("there is no option --x", hint)
 
 
-def test_unknown_class_of_parser_error_keeps_its_words() -> None:
+def test_parser_error_of_an_unknown_class_keeps_its_words() -> None:
     error = invalid_command_line(SimpleNamespace(format_message=lambda: "something new"), "dump")
     assert (error.message, error.hint) == ("something new", "crckpt help dump")

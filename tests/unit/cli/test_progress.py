@@ -16,7 +16,7 @@ from crckpt.ops.context import ignore_progress
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_no_bar_is_drawn_without_a_terminal(
+def test_progress_bar_is_not_drawn_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     monkeypatch.setattr(form, "as_json", as_json)
@@ -38,7 +38,7 @@ with progress_bars("copying", "verifying") as (_, progress):
 
 
 @pytest.mark.parametrize(("word", "is_drawn"), [("text", True), ("json", False), ("quiet", False)])
-def test_bar_on_a_terminal_shows_progress(word: str, is_drawn: bool) -> None:
+def test_progress_bar_on_a_terminal_shows_progress(word: str, is_drawn: bool) -> None:
     terminal, inside = pty.openpty()
     argv = [sys.executable, "-c", DRAWING_PROGRAM, word]
     with subprocess.Popen(argv, stderr=inside, env={**os.environ, "TERM": "xterm"}) as process:
@@ -62,7 +62,7 @@ with progress_bars("copying", "sending", waits=True) as (_, progress):
 """
 
 
-def test_waiting_bar_does_not_overwrite_a_question() -> None:
+def test_progress_bar_is_drawn_only_after_a_question_is_answered() -> None:
     terminal, inside = pty.openpty()
     pipe = subprocess.PIPE
     environment = {**os.environ, "TERM": "xterm"}

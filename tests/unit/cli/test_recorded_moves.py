@@ -98,7 +98,7 @@ def test_unreadable_records_are_listed(command_line: CommandLine, repository: Re
 
 
 @pytest.mark.parametrize(("side", "state"), STATES)
-def test_checkpoints_are_marked_with_the_host(
+def test_list_marks_checkpoints_of_a_moved_program_with_the_host(
     command_line: CommandLine,
     repository: Repository,
     recordings: tuple[Checkpoint, Checkpoint],
@@ -127,7 +127,7 @@ def test_checkpoints_are_marked_with_the_host(
     assert ("move " in command_line.run("show", first.id)) == bool(marks[0])
 
 
-def test_move_in_progress_is_marked(
+def test_list_marks_checkpoints_of_a_move_in_progress(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     record_move(repository, "source", "copying", checkpoints[0], alive=True)
@@ -217,7 +217,7 @@ def test_rm_is_allowed_during_a_move_if_the_tree_still_runs(
         assert repository.checkpoints() == checkpoints[:1]
 
 
-def test_second_pid_is_not_taken_for_a_host(command_line: CommandLine) -> None:
+def test_migrate_with_a_pid_in_place_of_the_host_is_a_usage_error(command_line: CommandLine) -> None:
     output = command_line.run("migrate", "1", str(os.getpid()), status=USAGE)
     assert f"{os.getpid()} is a PID, not a host" in output
 
@@ -226,12 +226,14 @@ def test_second_pid_is_not_taken_for_a_host(command_line: CommandLine) -> None:
     ("words", "needed"),
     [(["--source-is-gone"], "--resume"), (["1", "node2", "--abort-over"], "--max-downtime"), (["1"], "a host")],
 )
-def test_options_that_need_others_are_refused_alone(command_line: CommandLine, words: list[str], needed: str) -> None:
+def test_migrate_refuses_options_without_the_option_that_they_need(
+    command_line: CommandLine, words: list[str], needed: str
+) -> None:
     assert needed in command_line.run("migrate", *words, status=USAGE)
 
 
-def test_unfinished_moves_are_completed_first(repository: Repository) -> None:
-    """If all moves are finished, all are completed."""
+def test_completion_of_migrate_resume_offers_finished_moves_only_if_none_is_unfinished(repository: Repository) -> None:
+    """crckpt migrate --resume can end the record of a finished move, too."""
     words = ("migrate", "--store", str(repository.root), "--resume", "")
     assert list(complete.complete(words)) == ["words"]
     over = record_move(repository, "source", "done", job="one")
@@ -240,7 +242,9 @@ def test_unfinished_moves_are_completed_first(repository: Repository) -> None:
     assert list(complete.complete(words)) == ["words", f"{unfinished.id}\ttwo, {PEER}"]
 
 
-def test_hosts_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_of_migrate_offers_hosts_of_the_ssh_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     words = ("migrate", "1", "root@n")
     assert list(complete.complete(words)) == ["words"]

@@ -20,7 +20,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("checkpoints")
-def test_unknown_checkpoint_is_refused(command_line: CommandLine, elsewhere: Path) -> None:
+def test_report_of_an_unknown_checkpoint_is_refused(command_line: CommandLine, elsewhere: Path) -> None:
     # By its name alone, whatever lies in the current directory.
     (elsewhere / "dump").write_text("(00.01) Error (criu/a.c:1): x\n")
     output = command_line.run("report", "dump", status=12)
@@ -29,13 +29,13 @@ def test_unknown_checkpoint_is_refused(command_line: CommandLine, elsewhere: Pat
 
 
 @pytest.mark.parametrize("name", ["none.log", "./none", "/none"])
-def test_unknown_log_is_refused(command_line: CommandLine, elsewhere: Path, name: str) -> None:
+def test_report_of_an_unknown_log_is_refused(command_line: CommandLine, elsewhere: Path, name: str) -> None:
     output = command_line.run("report", name, status=2)
     assert "cannot read the log" in output
     assert list(elsewhere.iterdir()) == []
 
 
-def test_existing_file_is_not_overwritten(
+def test_report_does_not_overwrite_an_existing_file(
     command_line: CommandLine, elsewhere: Path, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     (elsewhere / "out.tar.gz").write_text("something else")

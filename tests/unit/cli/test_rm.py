@@ -18,7 +18,7 @@ from crckpt.store import Checkpoint, Repository
 REFUSED = 24
 
 
-def test_each_removed_checkpoint_is_listed(
+def test_rm_lists_each_removed_checkpoint(
     command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -28,7 +28,7 @@ def test_each_removed_checkpoint_is_listed(
     assert result == {"removed": [second.id], "lifted_locks": [], "dry_run": False, "bytes": None}
 
 
-def test_quiet_prints_only_what_was_asked_for(
+def test_rm_with_quiet_prints_only_what_was_asked_for(
     command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     assert command_line.run("rm", "-q", "job") == ""
@@ -37,7 +37,7 @@ def test_quiet_prints_only_what_was_asked_for(
     assert command_line.repository.ids() == (checkpoints[0].id,)
 
 
-def test_dry_run_removes_nothing(command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_rm_with_dry_run_removes_nothing(command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = checkpoints
     text = command_line.run("rm", "job", "--all", "--dry-run")
     assert text.startswith(f"would remove {first.short_id}\nwould remove {second.short_id}\nthat would free ")
@@ -53,7 +53,9 @@ def stopped(repository: Repository, tmp_path: Path) -> Checkpoint:
     return store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
 
 
-def test_stopped_program_is_kept_without_a_terminal(command_line: CommandLine, stopped: Checkpoint) -> None:
+def test_rm_without_a_terminal_keeps_the_last_checkpoint_of_a_stopped_program(
+    command_line: CommandLine, stopped: Checkpoint
+) -> None:
     output = command_line.run("rm", "job", "--all", status=REFUSED)
     assert output.startswith(f"crckpt: nothing was removed: only {stopped.short_id} (job, ")
     assert "has the last state of a program that dump --stop ended; it was not restored" in output

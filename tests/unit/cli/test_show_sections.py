@@ -8,7 +8,7 @@ from recorded_images import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_each_section_is_printed(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_show_prints_each_section(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     root = str(RECORDED.root.pid)
     processes = command_line.run("show", "job", "--ps")
     assert root in processes
@@ -24,7 +24,7 @@ def test_each_section_is_printed(command_line: CommandLine, recordings: tuple[Ch
     assert "append" not in maps
 
 
-def test_strings_without_a_match_are_an_empty_list(
+def test_json_of_show_strings_without_a_match_is_an_empty_list(
     command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]
 ) -> None:
     assert command_line.result("show", "job", "--strings", "no such text is in it")["strings"] == []

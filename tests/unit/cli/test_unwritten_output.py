@@ -59,7 +59,7 @@ def test_unencodable_characters_are_written_as_numbers(tmp_path: Path) -> None:
     assert "bad \\ufffd name" in result.stdout
 
 
-def test_full_disk_is_a_failure(store: Path) -> None:
+def test_output_that_cannot_be_written_to_a_full_disk_fails_the_command(store: Path) -> None:
     with Path("/dev/full").open("wb") as output:
         code, message = run_into(output.fileno(), "list", "--json", "--store", store)
         done = "crckpt: crckpt list succeeded, but its output could not be written: No space left on device"
@@ -77,7 +77,7 @@ def test_closed_streams_do_not_change_the_exit_code(store: Path, closed: str) ->
         assert result.returncode == code, words
 
 
-def test_store_files_never_get_a_standard_descriptor(tmp_path: Path) -> None:
+def test_files_of_the_store_never_get_the_number_of_a_closed_standard_stream(tmp_path: Path) -> None:
     """Messages to descriptor 2 would be written into the file."""
     code = "import os, crckpt.__main__ as started; started._open_standard_streams(); "
     code += f"os._exit(os.open({str(tmp_path)!r}, os.O_RDONLY))"

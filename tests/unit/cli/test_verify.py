@@ -12,7 +12,7 @@ from image_sets import flip, packs
 from crckpt.store import Checkpoint, Repository
 
 
-def test_damage_is_reported_and_repaired(
+def test_verify_reports_damage_and_repairs_it(
     command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     first, second = checkpoints
@@ -32,6 +32,6 @@ def test_damage_is_reported_and_repaired(
     assert repaired.startswith(f"repaired pack {shared.stem[:12]}\n2 checkpoints OK (")
 
 
-def test_contradictory_options_are_refused(command_line: CommandLine) -> None:
+def test_verify_refuses_contradictory_options(command_line: CommandLine) -> None:
     assert "--all and job cannot be combined" in command_line.run("verify", "job", "--all", status=2)
     assert "--from needs --repair" in command_line.run("verify", "--from", "/x", status=2)

@@ -13,7 +13,7 @@ from crckpt.criu.candidates import Candidate, CriuFacts, candidates, recall, rem
 pytestmark = pytest.mark.usefixtures("nothing_else")
 
 
-def test_candidates_are_in_order_of_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_for_criu_are_in_order_of_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = script(tmp_path / "criu", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CRCKPT_CRIU", "/from/environment")
@@ -28,7 +28,7 @@ def test_candidates_are_in_order_of_precedence(tmp_path: Path, monkeypatch: pyte
     ]
 
 
-def test_only_the_private_prefix_is_searched_without_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_criu_is_searched_only_in_the_private_prefix_without_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRCKPT_CRIU", "")
     assert {candidate.origin for candidate in candidates(None, None)} == {"private prefix"}
 

@@ -55,7 +55,7 @@ def test_every_cause_with_a_pattern_has_a_log_line() -> None:
 
 
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
-def test_line_finds_its_cause(key: str, line: str) -> None:
+def test_each_line_of_the_table_finds_its_cause(key: str, line: str) -> None:
     time = "" if key in CAUSES_OF_OTHER_PROGRAMS else "(00.012345) "
     explanation = explain(f"{VERSION_LINES.get(key, '')}{time}{line}\n{LINES_AFTER.get(key, '')}")
     assert explanation.finding is not None
@@ -73,7 +73,7 @@ def test_warning_explains_only_related_errors() -> None:
         assert explanation.finding.key == "tcp-established"
 
 
-def test_no_line_fits_two_causes() -> None:
+def test_no_line_of_the_table_fits_two_causes() -> None:
     bugs = {bug.key for bug in BUGS}
     lines = [(key, line) for key, line in LINES if key not in bugs]
     fits = [(key, entry.key) for key, line in lines for entry in SPECIFIC if re.search(entry.pattern, line)]
@@ -89,7 +89,7 @@ def test_kernel_errno_counts_only_without_a_specific_cause() -> None:
 
 
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)
-def test_whole_log_finds_its_cause(log: Path) -> None:
+def test_each_recorded_log_finds_its_cause(log: Path) -> None:
     """Logs of tests/integration/test_explained.py, each named for its cause; only names and PIDs are others."""
     explanation = explain(log.read_text())
     assert explanation.finding is not None

@@ -37,7 +37,7 @@ def common(log: str) -> tuple[str, ...]:
     return tuple(word.format(log) for word in COMMON)
 
 
-def test_plain_dump_command_has_only_common_options() -> None:
+def test_dump_command_of_a_plain_tree_has_only_the_common_options() -> None:
     assert dump_command(CRIU, 7, PATHS, DumpOptions(), leave_running=False) == (
         "/opt/criu",
         "dump",
@@ -47,13 +47,13 @@ def test_plain_dump_command_has_only_common_options() -> None:
     )
 
 
-def test_plain_restore_command_is_detached_and_may_be_a_sibling() -> None:
+def test_restore_command_of_a_plain_tree_is_detached_and_may_make_a_sibling() -> None:
     words = ("/opt/criu", "restore", *common("restore"), "--restore-detached")
     assert restore_command(CRIU, PATHS, DumpOptions(), sibling=False) == words
     assert restore_command(CRIU, PATHS, DumpOptions(), sibling=True) == (*words, "--restore-sibling")
 
 
-def test_every_option_is_in_the_commands() -> None:
+def test_commands_for_criu_contain_every_chosen_option() -> None:
     flags = ("--tcp-established", "--shell-job", "--file-locks", "--link-remap", "--ext-unix-sk")
     chosen = (*flags, "--network-lock", "nftables", "--external", "unix[5]")
     paths = Paths(PATHS.images, PATHS.work, Path("/s/hold/hold"))
@@ -83,6 +83,6 @@ def test_network_lock_is_a_criu_option() -> None:
     assert option_words(DumpOptions(network_lock="nftables")) == ("--network-lock nftables",)
 
 
-def test_option_and_value_are_one_word_for_people() -> None:
+def test_option_and_its_value_are_shown_as_one_word() -> None:
     assert option_words(ALL)[-2:] == ("--external mnt[a b]:c", "--ghost-limit 5242880")
     assert option_words(DumpOptions()) == ()

@@ -62,7 +62,7 @@ def test_criu_with_a_growing_log_is_left_alone(criu: subprocess.Popen[bytes], ro
     assert criu.poll() is None
 
 
-def test_criu_that_works_for_much_longer_than_needed_is_killed(
+def test_criu_that_works_much_longer_than_its_dump_should_take_is_killed(
     root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program can give CRIU work that grows with the square of what it has. Its log grows all the time."""

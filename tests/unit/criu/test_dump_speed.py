@@ -14,7 +14,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 
 
-def test_trial_child_has_more_of_everything_and_both_end(tmp_path: Path) -> None:
+def test_child_of_the_trial_tree_has_more_of_everything_than_the_root_and_both_end(tmp_path: Path) -> None:
     before = children(), descriptors()
     with running_trial_tree(tmp_path / "criu", tmp_path) as tree:
         root, child = proc.read_process(tree.root), proc.read_process(tree.child)

@@ -68,19 +68,19 @@ def test_criu_ended_by_a_signal_gives_a_negative_status(tmp_path: Path) -> None:
     assert (outcome.status, outcome.log) == (-signal.SIGSEGV, "")
 
 
-def test_missing_criu_is_an_error(tmp_path: Path) -> None:
+def test_criu_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostCannot):
         run_criu((str(tmp_path / "none"),), tmp_path / "dump.log")
 
 
-def test_normal_return_commits_the_hold(criu: Path, tmp_path: Path) -> None:
+def test_hold_is_committed_if_its_callback_returns(criu: Path, tmp_path: Path) -> None:
     seen = []
     outcome = held_run(criu, tmp_path, lambda log: seen.append(log.read_text()))
     assert seen == ["begun\n"], "in the hold CRIU has begun and is not done"
     assert (outcome.status, outcome.log) == (0, "early complaint\nbegun\ndone\n")
 
 
-def test_exception_aborts_and_is_raised_after_criu_ended(criu: Path, tmp_path: Path) -> None:
+def test_hold_is_aborted_if_its_callback_raises(criu: Path, tmp_path: Path) -> None:
     def fail(_log: Path) -> None:
         raise ValueError("no space")
 
@@ -89,7 +89,7 @@ def test_exception_aborts_and_is_raised_after_criu_ended(criu: Path, tmp_path: P
     assert (tmp_path / "dump.log").read_text() == "begun\nundone\n"
 
 
-def test_unwritable_commit_record_aborts(criu: Path, tmp_path: Path) -> None:
+def test_hold_is_aborted_if_the_commit_cannot_be_recorded(criu: Path, tmp_path: Path) -> None:
     def break_it(_log: Path) -> None:
         (tmp_path / "hold/post-dump/undecided").unlink()
 
@@ -125,7 +125,7 @@ def test_criu_has_its_own_session_unless_the_tree_is_on_our_terminal(tmp_path: P
         os.close(other)
 
 
-def test_kept_descriptors_are_inherited(tmp_path: Path) -> None:
+def test_criu_inherits_the_descriptors_that_it_is_given(tmp_path: Path) -> None:
     with (tmp_path / "given").open("w") as given:
         outcome = run_criu(("readlink", f"/proc/self/fd/{given.fileno()}"), tmp_path / "a.log", keep=[given.fileno()])
     assert outcome.log == f"{tmp_path / 'given'}\n"

@@ -110,7 +110,7 @@ def test_each_line_has_a_known_cause(source: str, text: str, key: str, says: str
     assert explanation.lines == (f"(00.012399) Error ({source}): {text}",)
 
 
-def test_warning_can_be_the_cause() -> None:
+def test_warning_of_criu_can_be_the_cause() -> None:
     explanation = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
         "(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.\n"
@@ -120,7 +120,7 @@ def test_warning_can_be_the_cause() -> None:
     assert explanation.lines == ("(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.",)
 
 
-def test_warning_is_the_cause_only_without_errors() -> None:
+def test_warning_of_criu_is_the_cause_only_without_errors() -> None:
     """If the main thread has ended, the cause is the ended process, not the failure to stop it."""
     explanation = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
@@ -131,7 +131,7 @@ def test_warning_is_the_cause_only_without_errors() -> None:
     assert explanation.finding.key == "thread-leader-gone"
 
 
-def test_first_known_cause_counts() -> None:
+def test_first_line_with_a_known_cause_counts() -> None:
     explanation = explain(
         "(00.01) Error (criu/x.c:1): something new\n"
         "(00.02) Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2c\n"
@@ -170,7 +170,7 @@ def test_unknown_errors_are_quoted_up_to_a_limit() -> None:
     assert [line[-6:] for line in explanation.lines] == [f"news {n}" for n in range(8)]
 
 
-def test_run_id_is_found() -> None:
+def test_run_id_is_found_in_a_log_of_criu() -> None:
     log = "(00.000) Version: 4.2.1\n(00.001) CRIU run id = 4bd8b0a5-ae26-4c42-8bcb-b63bfe8e8dd2\n"
     assert run_id(log) == "4bd8b0a5-ae26-4c42-8bcb-b63bfe8e8dd2"
     assert run_id("") is None
@@ -179,7 +179,7 @@ def test_run_id_is_found() -> None:
 LAST_LINE = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 
 
-def test_repeated_line_is_matched_once() -> None:
+def test_explanation_contains_a_repeated_line_only_once() -> None:
     log = "".join(f"(00.{number}) Error (criu/new.c:1): again\n" for number in range(100_000)) + LAST_LINE
     explanation = explain(log)
     assert explanation.finding

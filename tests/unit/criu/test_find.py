@@ -29,7 +29,7 @@ def why_not(path: Path, cache_file: Path) -> str:
     return why
 
 
-def test_missing_criu_is_rejected(tmp_path: Path, cache_file: Path) -> None:
+def test_criu_that_does_not_exist_is_rejected(tmp_path: Path, cache_file: Path) -> None:
     assert why_not(tmp_path / "none", cache_file) == "it does not exist"
     assert why_not(script(tmp_path / "file", "") / "criu", cache_file) == "it does not exist"
 
@@ -70,7 +70,7 @@ def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     return known.criu.path
 
 
-def test_working_criu_is_found_and_cached(working: Path, cache_file: Path, tmp_path: Path) -> None:
+def test_criu_that_works_is_found_and_cached(working: Path, cache_file: Path, tmp_path: Path) -> None:
     """The search leaves no child process and no open descriptor; a replaced file is not taken from the cache."""
     link = tmp_path / "criu"
     link.symlink_to(working)

@@ -17,11 +17,11 @@ LOG = """(00.000000) CRIU run id = ded0ab22
 """
 
 
-def test_freeze_is_before_the_end_of_the_log(tmp_path: Path) -> None:
+def test_time_of_the_freeze_is_computed_from_the_log(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     before = time.monotonic()
     log.write_text(LOG)
-    # Whoever is not run for a moment between two looks at clocks finds a time that is too early.
+    # If this process does not run for a moment between its two readings of the clock, the result is too early.
     assert before - 60 < find_freeze(log, 0.0) < time.monotonic() - 0.49
     # A clock that was set meanwhile gives no earlier time.
     earliest = time.monotonic()

@@ -90,7 +90,7 @@ def still_waits(script: subprocess.Popen[bytes]) -> bool:
 
 
 @pytest.mark.parametrize("step", ["pre-dump", "post-dump", "post-restore"])
-def test_commit_lets_criu_continue(kind: Kind, tmp_path: Path, step: Step) -> None:
+def test_criu_continues_after_the_hold_was_committed(kind: Kind, tmp_path: Path, step: Step) -> None:
     with kind.holds_at(tmp_path / "hold", step) as (hold,):
         assert not is_reached(hold, 0)
         script = kind.ask(tmp_path / "hold", step, step)
@@ -100,7 +100,7 @@ def test_commit_lets_criu_continue(kind: Kind, tmp_path: Path, step: Step) -> No
         assert script.wait(SOON) == 0
 
 
-def test_release_without_commit_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_criu_undoes_the_dump_if_the_hold_is_released_without_a_commit(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -108,7 +108,7 @@ def test_release_without_commit_makes_criu_undo(kind: Kind, tmp_path: Path) -> N
         assert script.wait(SOON) != 0
 
 
-def test_end_of_the_block_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_criu_undoes_the_dump_if_the_block_of_the_hold_ends(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -118,13 +118,13 @@ def test_end_of_the_block_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "action", ["", "pre-dump", "post-restore", "network-lock", "network-unlock", "pre-restore", "post-resume"]
 )
-def test_other_steps_do_not_wait(kind: Kind, tmp_path: Path, action: str) -> None:
+def test_script_waits_only_at_the_step_of_the_hold(kind: Kind, tmp_path: Path, action: str) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         assert kind.ask(tmp_path / "hold", action).wait(SOON) == 0
         assert not is_reached(hold, 0)
 
 
-def test_recorded_decision_applies_to_a_late_criu(kind: Kind, tmp_path: Path) -> None:
+def test_criu_that_comes_late_follows_the_recorded_decision(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
     assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
@@ -133,7 +133,7 @@ def test_recorded_decision_applies_to_a_late_criu(kind: Kind, tmp_path: Path) ->
     assert kind.ask(tmp_path / "other", "post-dump").wait(SOON) != 0
 
 
-def test_one_script_waits_at_several_steps(kind: Kind, tmp_path: Path) -> None:
+def test_one_script_can_wait_at_several_steps_of_criu(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "pre-dump", "post-dump") as (first, last):
         assert first.script == last.script
         first.commit()
@@ -159,7 +159,7 @@ def owner(kind: Kind, directory: Path, **environment: str) -> subprocess.Popen[b
     return process
 
 
-def test_death_of_the_owner_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_criu_undoes_the_dump_if_the_owner_of_the_hold_dies(kind: Kind, tmp_path: Path) -> None:
     process = owner(kind, tmp_path / "hold")
     script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
@@ -168,14 +168,14 @@ def test_death_of_the_owner_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
     process.communicate()
 
 
-def test_owner_that_died_before_the_step_aborts(kind: Kind, tmp_path: Path) -> None:
+def test_hold_is_aborted_if_its_owner_died_before_criu_reached_it(kind: Kind, tmp_path: Path) -> None:
     process = owner(kind, tmp_path / "hold")
     process.kill()
     process.communicate()
     assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
 
 
-def test_owner_that_died_after_the_commit_has_committed(kind: Kind, tmp_path: Path) -> None:
+def test_hold_is_committed_if_its_owner_died_after_the_commit(kind: Kind, tmp_path: Path) -> None:
     process = owner(kind, tmp_path / "hold")
     script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
@@ -185,10 +185,10 @@ def test_owner_that_died_after_the_commit_has_committed(kind: Kind, tmp_path: Pa
     process.communicate()
 
 
-def test_missing_directory_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_criu_undoes_the_dump_if_the_directory_of_the_hold_is_missing(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         if kind.is_script:
-            pytest.skip("the script lies in it")
+            pytest.skip("the script is in that directory")
         (tmp_path / "hold").rename(tmp_path / "moved")
         assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
         assert not is_reached(hold, 0)
@@ -196,14 +196,14 @@ def test_missing_directory_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["network-lock", "post-dump"])
-def test_every_step_aborts_without_a_directory(kind: Kind, tmp_path: Path, action: str) -> None:
+def test_script_aborts_at_every_step_without_the_directory_of_the_hold(kind: Kind, tmp_path: Path, action: str) -> None:
     """A lost environment must not end a tree without a commit."""
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         environment = {**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}
         assert subprocess.run([hold.script], env=environment, stderr=subprocess.DEVNULL, check=False).returncode != 0
 
 
-def test_children_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> None:
+def test_child_of_the_owner_does_not_keep_the_hold_alive(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         child = run.start(["sleep", "60"], output=tmp_path / "out")
         script = kind.ask(tmp_path / "hold", "post-dump")
@@ -214,7 +214,7 @@ def test_children_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> None:
         child.wait()
 
 
-def test_path_may_contain_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
+def test_path_of_a_hold_may_contain_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
     directory = tmp_path / "a 'b' \"c\" $d"
     with kind.holds_at(directory, "post-dump") as (hold,):
         script = kind.ask(directory, "post-dump")
@@ -314,7 +314,7 @@ def test_hold_waits_for_heartbeats_and_aborts_without_them(kind: Kind, tmp_path:
 
 @pytest.mark.usefixtures("_limited")
 @pytest.mark.parametrize("stop", ["SIGSTOP", "ptrace"])
-def test_stopped_owner_is_waited_for_up_to_its_limit(kind: Kind, tmp_path: Path, stop: str) -> None:
+def test_hold_waits_for_a_stopped_owner_up_to_its_limit(kind: Kind, tmp_path: Path, stop: str) -> None:
     process = owner(kind, tmp_path / "hold", CRCKPT_PATIENCE_S="2")
     script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
@@ -326,7 +326,7 @@ def test_stopped_owner_is_waited_for_up_to_its_limit(kind: Kind, tmp_path: Path,
 
 
 @pytest.mark.usefixtures("_limited")
-def test_script_stopped_with_its_owner_gives_it_time(kind: Kind, tmp_path: Path) -> None:
+def test_script_of_a_hold_that_was_stopped_with_its_owner_gives_the_owner_time(kind: Kind, tmp_path: Path) -> None:
     """In a frozen cgroup or a suspended machine, no time passes for either process."""
     with silent(kind, tmp_path / "hold") as hold, silent(kind, tmp_path / "other"):
         script = kind.ask(tmp_path / "hold", "post-dump")
@@ -355,7 +355,7 @@ def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) 
         assert "no answer" in (tmp_path / "report").read_text()
 
 
-def test_exactly_one_of_commit_and_abort_wins(kind: Kind, tmp_path: Path) -> None:
+def test_commit_or_abort_decides_if_they_come_at_the_same_time(kind: Kind, tmp_path: Path) -> None:
     """crckpt and the hold may decide at the same time."""
     won = set()
     for number in range(60):

@@ -82,7 +82,7 @@ def pieces(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CATALOGUE if cause.pattern], ids=lambda cause: str(cause.key))
-def test_no_pattern_is_slow_on_a_line(cause: Cause) -> None:
+def test_no_pattern_of_a_cause_is_slow_on_hostile_lines(cause: Cause) -> None:
     key, pattern = cause.key, cause.pattern
     texts = []
     for of, line in LINES:
@@ -105,7 +105,7 @@ def find_slow(pattern: str, texts: list[str]) -> list[str]:
     return texts
 
 
-def test_slow_pattern_is_detected() -> None:
+def test_pattern_that_is_slow_on_hostile_lines_is_detected() -> None:
     text = "x" * LONGEST
     assert find_slow("x.*x.*y", [text]) == [text]
 

@@ -43,7 +43,7 @@ def test_lines_that_differ_only_in_their_times_are_one() -> None:
     assert texts(log.replace("\n", "\r\n")) == texts(log)
 
 
-def test_attempts_of_criu_do_not_count_as_complaints() -> None:
+def test_harmless_messages_of_criu_do_not_count_as_complaints() -> None:
     assert texts("(00.01) Warn  (criu/kerndat.c:1): Zero page\n(00.02) Dumping task (pid: 7 comm: a)\n") == []
 
 

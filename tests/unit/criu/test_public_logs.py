@@ -18,14 +18,14 @@ LOGS = TESTS / "data" / "logs"
 ROWS = [tuple(line.split("\t")) for line in (LOGS / "public.tsv").read_text().splitlines() if not line.startswith("#")]
 
 
-def test_table_matches_the_logs() -> None:
+def test_table_of_public_logs_has_a_row_for_each_log_and_known_causes() -> None:
     assert len(ROWS) >= 240
     assert {f"{row[0]}.log" for row in ROWS} == {path.name for path in (LOGS / "public").iterdir()}
     assert {cause for row in ROWS for cause in row[1].split(",")} <= set(CAUSE_BY_KEY)
 
 
 @pytest.mark.parametrize(("name", "causes"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_cause_is_the_one_of_the_thread(name: str, causes: str) -> None:
+def test_public_log_has_the_cause_that_was_found_where_it_was_reported(name: str, causes: str) -> None:
     finding = explain((LOGS / "public" / f"{name}.log").read_text()).finding
     assert finding is not None
     assert finding.key in causes.split(",")

@@ -113,7 +113,7 @@ EXCEPTIONS_BY_FORM = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_line_finds_its_cause(form: str) -> None:
+def test_each_line_finds_its_cause_when_it_is_quoted(form: str) -> None:
     other = []
     for key, line in some([row for row in LINES if row[0] not in NO_COMPLAINTS], list(FORMS).index(form)):
         text = FORMS[form](line, key)
@@ -149,7 +149,7 @@ def test_each_line_finds_its_cause(form: str) -> None:
         ("(00.01)  3367: Error: tty: Don't have tty to inherit session from,\naborting\n", "no-terminal"),
     ],
 )
-def test_quoted_texts_of_people_find_their_cause(text: str, key: str) -> None:
+def test_lines_quoted_in_other_forms_find_their_cause(text: str, key: str) -> None:
     explanation = explain(text)
     assert explanation.finding is not None
     assert explanation.finding.key == key
@@ -179,7 +179,7 @@ def test_text_without_a_complaint_has_no_cause(text: str) -> None:
     assert explain(text).finding is None
 
 
-def test_line_of_a_log_is_never_unquoted() -> None:
+def test_only_json_text_is_unquoted_and_no_line_of_a_log() -> None:
     # A path may have such in it.
     log = '(00.01) Dumping path for 3 fd via self 17 [/srv/a\\nb\\"]\n'
     assert unquote(log) == log

@@ -98,7 +98,7 @@ def connected(base: Path, source: Images = images) -> Iterator[tuple[Streamer, C
         yield streamer, client
 
 
-def test_files_are_streamed_unchanged(tmp_path: Path) -> None:
+def test_streamer_serves_files_unchanged(tmp_path: Path) -> None:
     with connected(tmp_path) as (streamer, client):
         for name, content in FILES.items():
             assert read(client.open(name)) == content
@@ -106,13 +106,13 @@ def test_files_are_streamed_unchanged(tmp_path: Path) -> None:
         streamer.check()
 
 
-def test_missing_file_is_reported(tmp_path: Path) -> None:
+def test_streamer_reports_a_missing_file(tmp_path: Path) -> None:
     with connected(tmp_path) as (_, client):
         assert client.open("no.img") is None
         assert read(client.open("inventory.img")) == b"small"
 
 
-def test_several_files_are_read_at_once(tmp_path: Path) -> None:
+def test_streamer_serves_several_files_at_once(tmp_path: Path) -> None:
     """The processes of a tree read their memory at the same time: a file that waits does not block another."""
     with connected(tmp_path) as (_, client):
         first, second = client.open("pages-1.img"), client.open("pages-2.img")
@@ -120,7 +120,7 @@ def test_several_files_are_read_at_once(tmp_path: Path) -> None:
         assert read(first) == LARGE
 
 
-def test_path_may_be_long(tmp_path: Path) -> None:
+def test_directory_of_the_streamer_may_have_a_long_path(tmp_path: Path) -> None:
     """A path to a socket has at most 107 bytes."""
     base = tmp_path / ("d" * 100) / ("e" * 100)
     base.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_path_may_be_long(tmp_path: Path) -> None:
         assert read(client.open("inventory.img")) == b"small"
 
 
-def test_damage_cuts_the_file_short_and_is_raised(tmp_path: Path) -> None:
+def test_damaged_file_is_cut_short_by_the_streamer_and_the_damage_is_raised(tmp_path: Path) -> None:
     def damaged(_: str) -> Iterator[memoryview]:
         yield memoryview(LARGE)
         raise IntegrityError("frame 7: its SHA-256 does not match")
@@ -141,7 +141,7 @@ def test_damage_cuts_the_file_short_and_is_raised(tmp_path: Path) -> None:
             streamer.check()
 
 
-def test_damage_of_a_merely_requested_file_is_raised(tmp_path: Path) -> None:
+def test_damage_of_a_file_that_criu_only_requested_is_raised(tmp_path: Path) -> None:
     def damaged(_: str) -> Iterator[memoryview]:
         raise IntegrityError("frame 7: its SHA-256 does not match")
 
@@ -153,7 +153,7 @@ def test_damage_of_a_merely_requested_file_is_raised(tmp_path: Path) -> None:
             streamer.check()
 
 
-def test_criu_may_stop_reading(tmp_path: Path) -> None:
+def test_streamer_ends_normally_if_criu_stops_reading(tmp_path: Path) -> None:
     with connected(tmp_path) as (streamer, client):
         pipe = client.open("pages-1.img")
         assert pipe is not None

@@ -27,7 +27,7 @@ $ true
 """
 
 
-def test_page_is_split_into_steps() -> None:
+def test_page_of_the_documentation_is_split_into_steps() -> None:
     assert list(read_steps(PAGE)) == [
         Step("print(1)\n", path=Path("/srv/a.py")),
         Step("sleep 0"),

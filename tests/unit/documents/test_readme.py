@@ -14,18 +14,18 @@ PAGES = (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY
 LONGEST = 155
 
 
-def test_readme_is_short() -> None:
+def test_readme_has_at_most_155_lines() -> None:
     assert len(PAGES[0].read_text().splitlines()) <= LONGEST
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_in_pages_lead_to_existing_files(page: Path) -> None:
     """The site checks the links of all other pages."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (PROJECT / link).exists()] == []
 
 
-def test_picture_shows_the_tour() -> None:
+def test_picture_in_the_readme_shows_the_commands_of_the_tour() -> None:
     page = PAGES[0].read_text()
     shown = page.partition("<!-- picture: begin -->")[2].partition("<!-- picture: end -->")[0]
     picture = html.unescape((PROJECT / "docs/static/tour.svg").read_text()).replace("\N{NO-BREAK SPACE}", " ")

@@ -81,7 +81,7 @@ def _variables_read() -> set[str]:
     return {str(name) for name in names}
 
 
-def test_each_exit_code_has_a_meaning() -> None:
+def test_reference_describes_each_exit_code() -> None:
     assert all(meaning for _, meaning in exit_codes())
     assert {0, 1, 2, 10, 24, 130} <= dict(exit_codes()).keys()
 
@@ -114,7 +114,9 @@ def test_store_format_page_has_its_headings() -> None:
     assert {"## Page", "## Pack", "## Manifest"} <= set(store_format().splitlines())
 
 
-def test_outdated_pages_are_reported_and_can_be_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outdated_reference_pages_are_reported_and_can_be_rewritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(PROJECT / "docs/reference", tmp_path / "reference")
     main(tmp_path, write=True)
     assert main(tmp_path, write=False) == 0
