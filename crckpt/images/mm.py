@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics
-from crckpt.images.decode import Field, read_one
+from crckpt.images.decode import Field, decode, read_one
 from crckpt.images.framing import edit_image, read_single
-from crckpt.images.wire import VARINT, encode
+from crckpt.images.wire import VARINT, Message, edit_field, encode
 
 REGULAR: Final = 1 << 0
 STACK: Final = 1 << 1
@@ -42,13 +42,18 @@ MAP_SHARED: Final = 0x1
 MAP_PRIVATE: Final = 0x2
 MAP_GROWSDOWN: Final = 0x100
 MAP_LOCKED: Final = 0x2000
+MAP_NORESERVE: Final = 0x4000
 MAP_HUGETLB: Final = 0x40000
-"""Bits of `Vma.flags`: the mapping is shared, private, a stack, locked in memory, or of reserved huge pages."""
+"""Bits of `Vma.flags`: the mapping is shared, private, a stack, locked in memory, without a claim to memory, or of
+reserved huge pages."""
 
 DUMPABLE_BY_USER: Final = 1
 """The value of `AddressSpace.dumpable` with which the program's user may trace it (SUID_DUMP_USER)."""
 
 _DUMPABLE: Final = 15
+_VMA, _FLAGS = 14, 6
+# The kernel refuses a map only if it is larger than all memory.
+_LARGE: Final = 1 << 30
 # The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it.
 _HUGE_ADVICE: Final = 1 << 14
 
@@ -119,6 +124,13 @@ class Vma(Struct, frozen=True):
         return bool(self.flags & MAP_SHARED and opened)
 
     @property
+    def is_reservation(self) -> bool:
+        """Whether it is large and cannot be written: the kernel counts no memory for it, but would during a restore."""
+        # Before CRIU moves it to its address, it can be written (criu/mem.c, premap_private_vma).
+        kind = self.flags & (MAP_PRIVATE | MAP_NORESERVE | MAP_HUGETLB)
+        return kind == MAP_PRIVATE and not self.prot & PROT_WRITE and self.size >= _LARGE
+
+    @property
     def is_read_by_position(self) -> bool:
         """Whether a restore reads its pages by their position in the image, which a stream does not allow."""
         # CRIU fills such a mapping only when it is at its address (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
@@ -185,3 +197,16 @@ def drop_dumpable(data: bytes, name: str = "mm.img") -> bytes:
         return data
     undumpable = encode(((_DUMPABLE, VARINT, 0),))
     return edit_image(data, name, magics.MM, lambda payload, _: payload + undumpable)
+
+
+def claim_nothing(data: bytes, name: str = "mm.img") -> bytes:
+    """Let CRIU make mappings that are reservations without a claim to memory. Raises IntegrityError."""
+
+    def edit(value: int | bytes) -> int | bytes:
+        vma = decode(Vma, Message(value, name)) if isinstance(value, bytes) else None
+        if vma is None or not vma.is_reservation:
+            return value
+        # The last of several fields with the same number counts.
+        return bytes(value) + encode(((_FLAGS, VARINT, vma.flags | MAP_NORESERVE),))
+
+    return edit_image(data, name, magics.MM, lambda payload, _: edit_field(payload, (_VMA,), edit, name))

@@ -231,3 +231,10 @@ def test_lost_lock_that_another_program_takes_fails_the_restore(crckpt: Crckpt, 
             assert front.wait(60) == 23
         crckpt.run("restore", JOB, "--detach")
         assert look(tree)["locks-of-mapped-file"] == [False, True, False, True]
+
+
+@HOW
+def test_reservations_larger_than_memory_are_restored(crckpt: Crckpt, how: str) -> None:
+    """CRIU makes all private maps writable at first, which the kernel refuses if they are larger than all memory."""
+    with stopped(crckpt, program("kept_state", "reservations")) as tree, restored_by(crckpt, how):
+        assert look(tree)["reservations"] == ["used", "\0" * 4, "end"]

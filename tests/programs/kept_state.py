@@ -29,6 +29,7 @@ from system_calls import LIBC, call, unshare
 CLONE_FILES, CLONE_FS, CLONE_NEWUTS, CLONE_NEWNET = 0x400, 0x200, 0x4000000, 0x40000000
 CLOCK_REALTIME, ABSOLUTE = 0, 1
 CLONE: Final = 56
+RESERVED: Final = 8 << 40
 KEPT: list[object] = []
 Look = Callable[[], object]
 
@@ -318,6 +319,29 @@ def locks_of_mapped_file(workdir: Path) -> Look:
     return lambda: [may_lock(*each) for each in wanted]
 
 
+def reservations(workdir: Path) -> Look:
+    """Address space that takes no memory, more than a host has: without access but for a part, and of a large file."""
+    map_memory = LIBC.mmap
+    map_memory.restype = ctypes.c_void_p
+    map_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    with (workdir / "large").open("w+b") as file:
+        file.truncate(RESERVED)
+        os.pwrite(file.fileno(), b"end", RESERVED - 3)
+        content = map_memory(None, RESERVED, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
+    empty = map_memory(None, RESERVED, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+    def use(part: int) -> int:
+        address: int = empty + RESERVED // 2 + part * mmap.PAGESIZE
+        LIBC.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
+        return address
+
+    ctypes.memmove(use(0), b"used", 4)
+    return lambda: (
+        [ctypes.string_at(use(part), 4).decode() for part in (0, 1)]
+        + [ctypes.string_at(content + RESERVED - 3, 3).decode()]
+    )
+
+
 THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "thread-directories": thread_directories,
     "thread-root": thread_root,
@@ -341,6 +365,7 @@ THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "exit-signal": exit_signal,
     "segments": segments,
     "locks-of-mapped-file": locks_of_mapped_file,
+    "reservations": reservations,
 }
 
 

@@ -19,7 +19,7 @@ from crckpt.host.disk.space import nearest_existing
 from crckpt.host.syscalls.process_vm import can_write_memory
 from crckpt.images.core import ZOMBIE, drop_parent_death_signal, drop_rseq
 from crckpt.images.files import edit_files
-from crckpt.images.mm import drop_dumpable
+from crckpt.images.mm import claim_nothing, drop_dumpable
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
 from crckpt.images.regfile import RegularFile
@@ -61,6 +61,12 @@ def images_with_parent_signal(tree: ImageTree) -> frozenset[str]:
     return frozenset(f"core-{thread.tid}.img" for thread in threads)
 
 
+def find_reserving(tree: ImageTree) -> frozenset[str]:
+    """Names of images of address spaces with mappings for which CRIU would claim memory, and the program does not."""
+    spaces = ((process.pid, process.memory) for process in tree.processes if process.memory is not None)
+    return frozenset(f"mm-{pid}.img" for pid, memory in spaces if any(vma.is_reservation for vma in memory.vmas))
+
+
 # As CRIU names files that it makes again.
 _GHOST: Final = re.compile(r"\.cr\.[0-9a-f]+\.[0-9a-f]+\.ghost\Z")
 
@@ -90,6 +96,7 @@ class ImageEdits(Struct, frozen=True):
     - `paths`: other paths of files, or directories of sockets, by file id
     - `unsized`: files of which CRIU must not compare the size, by id
     - `groups`: the process groups of the tree; terminals that had another one in the foreground lose it
+    - `reserving`: names of images of address spaces with reservations, which may be larger than the host's memory
     - `leaves_last_calls`: CRIU sets no dumpable flags and restartable sequences (`last_calls`)
     """
 
@@ -98,6 +105,7 @@ class ImageEdits(Struct, frozen=True):
     paths: Mapping[int, str] = {}
     unsized: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
+    reserving: frozenset[str] = frozenset()
     leaves_last_calls: bool = False
 
     def find(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
@@ -110,6 +118,8 @@ class ImageEdits(Struct, frozen=True):
             yield partial(edit_files, paths=self.paths, unsized=self.unsized)
         if name == "tty-info.img":
             yield partial(replace_ended_groups, groups=self.groups)
+        if name in self.reserving:
+            yield partial(claim_nothing, name=name)
         if self.leaves_last_calls and name.startswith("core-"):
             yield partial(drop_rseq, name=name)
         if self.leaves_last_calls and name.startswith("mm-"):
@@ -127,6 +137,7 @@ def plan_edits(
         find_new_paths(tree),
         find_unsized(tree, grown),
         tree.groups,
+        find_reserving(tree),
         leaves_last_calls=makes_last_calls(),
     )
 

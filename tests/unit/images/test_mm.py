@@ -7,7 +7,7 @@ from image_trees import WHERE, one
 
 from crckpt.errors import IntegrityError
 from crckpt.images import magics, mm, regfile, wire
-from crckpt.images.mm import read_mm
+from crckpt.images.mm import claim_nothing, read_mm
 from crckpt.images.tree import ImageTree
 
 
@@ -40,3 +40,27 @@ def test_mapping_with_negative_size_is_refused() -> None:
     places = [(number, wire.VARINT, 1) for number in range(1, 13)]
     with pytest.raises(IntegrityError, match=r"mm-1\.img: a mapping ends at 0x1000"):
         read_mm(one(magics.MM, *places, (14, wire.BYTES, vma)), "mm-1.img")
+
+
+@pytest.mark.parametrize(
+    ("size", "prot", "flags", "reserves"),
+    [
+        (1 << 40, 0, mm.MAP_PRIVATE, True),
+        (1 << 40, mm.PROT_READ | mm.PROT_EXEC, mm.MAP_PRIVATE, True),
+        (1 << 40, mm.PROT_WRITE, mm.MAP_PRIVATE, False),
+        (1 << 40, 0, mm.MAP_SHARED, False),
+        (1 << 40, 0, mm.MAP_PRIVATE | mm.MAP_NORESERVE, False),
+        (1 << 40, 0, mm.MAP_PRIVATE | mm.MAP_HUGETLB, False),
+        (1 << 20, 0, mm.MAP_PRIVATE, False),
+    ],
+)
+def test_reservations_claim_no_memory(size: int, prot: int, flags: int, reserves: bool) -> None:
+    numbers = (4096, 4096 + size, 0, 0, prot, flags, mm.ANON_PRIVATE)
+    vma = wire.encode((number, wire.VARINT, value) for number, value in enumerate(numbers, 1))
+    places = ((number, wire.VARINT, 1) for number in range(1, 13))
+    image = one(magics.MM, *places, (13, wire.VARINT, 1), (14, wire.BYTES, vma), (14, wire.BYTES, vma))
+    changed = claim_nothing(image)
+    assert (changed != image) == reserves
+    wanted = flags | (mm.MAP_NORESERVE if reserves else 0)
+    assert [found.flags for found in read_mm(changed).vmas] == [wanted, wanted]
+    assert claim_nothing(changed) == changed
