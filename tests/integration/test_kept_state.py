@@ -233,7 +233,7 @@ def test_lost_lock_that_another_program_takes_fails_the_restore(crckpt: Crckpt, 
         assert look(tree)["locks-of-mapped-file"] == [False, True, False, True]
 
 
-@HOW
+@EACH_KIND_OF_RESTORE
 def test_reservations_larger_than_memory_are_restored(crckpt: Crckpt, how: str) -> None:
     """CRIU makes all private maps writable at first, which the kernel refuses if they are larger than all memory."""
     with stopped(crckpt, program("kept_state", "reservations")) as tree, restored_by(crckpt, how):
