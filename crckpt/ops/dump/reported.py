@@ -20,6 +20,7 @@ from crckpt.images.mm import read_dumpable
 from crckpt.images.other_files import Fifo
 from crckpt.images.processes import ImageDescriptor, read_descriptors, read_directories, read_ids, read_pstree
 from crckpt.images.regfile import GHOST, PROCESS, RegularFile, ghost_image, read_ghost, read_remaps
+from crckpt.images.tty import Terminal
 from crckpt.ops.dump.details import Answers
 
 _FIND: Final = "find the process of its user that did this, and end it"
@@ -81,8 +82,13 @@ def _check_signal_owners(images: Path, states: TaskStates) -> None:
     for pid, descriptor in _find_descriptors(images):
         holders.setdefault(descriptor.file_id, []).append((pid, descriptor.fd))
     files = images / "files.img"
-    for owner in read_signal_owners(files.read_bytes(), files.name) if files.exists() else ():
-        places = holders.get(owner.file_id, [])
+    content = files.read_bytes() if files.exists() else b""
+    owners = tuple(read_signal_owners(content, files.name)) if content else ()
+    opened = read_files(content, files.name) if owners else ()
+    # The path of a named pipe or terminal is another entry, with the same owner, and nobody's descriptor.
+    named = {file.file_id: file.id for file in opened if isinstance(file, Fifo | Terminal)}
+    for owner in owners:
+        places = holders.get(named.get(owner.file_id, owner.file_id), [])
         known = [(states.processes[pid].owners, fd) for pid, fd in places if pid in states.processes]
         said = [owners.get(fd) for owners, fd in known if owners is not None]
         uids = {uid for pid, _ in places if pid in states.rights for uid in states.rights[pid].uids}
