@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from fcntl import FASYNC
 from typing import Final
 
 from crckpt.images import magics
@@ -16,6 +18,10 @@ _TYPE, _UNIX, _UNIX_ENTRY = 1, 5, 16
 # The field of file_entry, then fields of timerfd_entry (images/timerfd.proto).
 _TIMERFD: Final = 12
 _TICKS, _VALUE_S, _VALUE_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10
+# The field of the entry of a file, and its fields of the flags and of who gets its signals: of files with a path, of
+# terminals, inotify descriptors and pidfds (images/{regfile,tty,fsnotify,pidfd}.proto). Then the flags to leave out.
+_ALL_BUT: Final = ~(os.O_NONBLOCK | os.O_CLOEXEC)
+_FLAGS: Final = ((3, 2, 5, FASYNC), (19, 3, 4, FASYNC), (13, 2, None, _ALL_BUT), (22, 3, None, _ALL_BUT & ~os.O_EXCL))
 # The policy in thread_core_entry in core_entry (images/core.proto), then policies of sched(7).
 _POLICY: Final = (5, 4)
 _DEADLINE: Final = 6
@@ -26,7 +32,7 @@ _LOOKS_LIKE_DEADLINE: Final = encode(((_POLICY[-1], VARINT, _DEADLINE),))
 def repair_image(name: str) -> Callable[[bytes], bytes] | None:
     """Return what repairs the content of the image of that name; None for images that need no repair."""
     if name == "files.img":
-        return lambda content: put_listeners_first(rearm_timers(content))
+        return lambda content: put_listeners_first(drop_status_flags(rearm_timers(content)))
     return drop_deadline if name.startswith("core-") else None
 
 
@@ -66,6 +72,26 @@ def rearm_timers(files: bytes, name: str = "files.img") -> bytes:
         return payload + encode(((_TIMERFD, BYTES, message.octets(_TIMERFD) + encode(left)),))
 
     return edit_image(files, name, magics.FILES, rearm)
+
+
+def drop_status_flags(files: bytes, name: str = "files.img") -> bytes:
+    """Leave out flags that only F_SETFL can set: crckpt does in the restore's hold. Raises IntegrityError.
+
+    With O_ASYNC the kernel opens a file that sends no signals, and never will: F_SETFL sees that the flag is set. The
+    calls that make an inotify descriptor or a pidfd fail. If O_ASYNC was set but nobody gets signals, they may never
+    have been turned on: then it stays.
+    """
+
+    def drop(payload: bytes, name: str) -> bytes:
+        message = Message(payload, name)
+        for entry, field, owner, dropped in _FLAGS:
+            flags = message.message(entry).uint(field)
+            if flags & dropped and (owner is None or message.message(entry, owner).uint(5)):
+                left = encode(((field, VARINT, flags & ~dropped),))
+                return payload + encode(((entry, BYTES, message.octets(entry) + left),))
+        return payload
+
+    return edit_image(files, name, magics.FILES, drop)
 
 
 def drop_deadline(core: bytes, name: str = "core.img") -> bytes:

@@ -117,6 +117,14 @@ def test_ldt_segments_are_restored(crckpt: Crckpt) -> None:
         assert warnings == []
 
 
+@EACH_KIND_OF_RESTORE
+def test_descriptors_send_signals_of_input_again(crckpt: Crckpt, how: str) -> None:
+    """The kernel ignores O_ASYNC when CRIU opens a path, and refuses it when CRIU makes an inotify."""
+    with stopped(crckpt, program("kept_state", "signal-driven")) as tree, restored_by(crckpt, how) as warnings:
+        assert look(tree)["signal-driven"] == dict.fromkeys(("master", "slave", "pipe", "inotify"), True)
+        assert warnings == []
+
+
 TERMINAL = {"output": "out\r\nin^\b^C\r\n", "input": "in\x03\n", "settings": True}
 
 

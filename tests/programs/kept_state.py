@@ -12,12 +12,14 @@ import json
 import mmap
 import os
 import select
+import signal
 import socket
 import struct
 import sys
 import termios
 import threading
 import time
+import tty
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ from system_calls import LIBC, call, unshare
 
 CLONE_FILES, CLONE_FS, CLONE_NEWUTS, CLONE_NEWNET = 0x400, 0x200, 0x4000000, 0x40000000
 CLOCK_REALTIME, ABSOLUTE = 0, 1
+F_SETSIG: Final = 10
 CLONE: Final = 56
 RESERVED: Final = 8 << 40
 KEPT: list[object] = []
@@ -275,6 +278,37 @@ def unnamed_file(workdir: Path) -> Look:
     return lambda: LIBC.linkat(-100, b"/proc/self/fd/%d" % file, -100, os.fsencode(workdir / "result"), 0x400)
 
 
+def signal_driven(workdir: Path) -> Look:
+    """Descriptors that send a signal when there is input (O_ASYNC): a terminal, a named pipe, and an inotify."""
+    got: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    os.mkfifo(workdir / "pipe")
+    pipe = os.open(workdir / "pipe", os.O_RDWR)
+    inotify = LIBC.inotify_init()
+    (workdir / "watched").mkdir()
+    LIBC.inotify_add_watch(inotify, os.fsencode(workdir / "watched"), 0x100)  # IN_CREATE
+    for file in (master, slave, pipe, inotify):
+        fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(file, F_SETSIG, signal.SIGUSR2)
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_ASYNC)
+    inputs: dict[str, Callable[[], object]] = {
+        "master": lambda: os.write(slave, b"x"),
+        "slave": lambda: os.write(master, b"x"),
+        "pipe": lambda: os.write(pipe, b"x"),
+        "inotify": (workdir / "watched/file").touch,
+    }
+
+    def gets_signal(give: Callable[[], object]) -> bool:
+        got.clear()
+        give()
+        time.sleep(0.1)
+        return bool(got)
+
+    return lambda: {name: gets_signal(give) for name, give in inputs.items()}
+
+
 def exit_signal(_: Path) -> Look:
     """A child that ends by another signal than SIGCHLD."""
     if not (child := call(CLONE, 10, 0, 0, 0, 0)):
@@ -364,6 +398,7 @@ THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "unnamed-file": unnamed_file,
     "exit-signal": exit_signal,
     "segments": segments,
+    "signal-driven": signal_driven,
     "locks-of-mapped-file": locks_of_mapped_file,
     "reservations": reservations,
 }

@@ -264,6 +264,16 @@ def _take_lock(thread: ptrace.StoppedThread, descriptor: int, is_exclusive: int,
         return thread.system_call(_FCNTL, descriptor, fcntl.F_SETLK, address)
 
 
+def _add_status_flags(thread: ptrace.StoppedThread, descriptor: int, flags: int) -> int:
+    """Add flags to those of a descriptor. A negative number is an error."""
+    found = thread.system_call(_FCNTL, descriptor, fcntl.F_GETFL)
+    # The kernel acts only when O_ASYNC changes.
+    for wanted in (found & ~fcntl.FASYNC, found | flags):
+        if found >= 0:
+            found = thread.system_call(_FCNTL, descriptor, fcntl.F_SETFL, wanted)
+    return found
+
+
 _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "listener": _listen,
     "controlling_terminal": _take_terminal,
@@ -272,6 +282,7 @@ _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "session_keyring": _join_session_keyring,
     "segments": set_segments,
     "lock": _take_lock,
+    "status_flags": _add_status_flags,
 }
 
 

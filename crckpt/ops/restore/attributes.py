@@ -46,6 +46,7 @@ from crckpt.preflight.restore.attributes import (
     find_recorded_pipes,
     find_recorded_sockets,
     find_separate_sessions,
+    find_status_flags,
     judge_attributes,
     shares_session,
 )
@@ -93,6 +94,7 @@ class AttributeRestore(Struct, frozen=True):
         tree = _RestoredTree(self.tree, init)
         losses = [*tree.separate_sessions(find_separate_sessions(self.tree))]
         losses.extend(tree.silence_leases(self.tree.silent_leases))
+        losses.extend(tree.set_status_flags(find_status_flags(self.tree)))
         if self.record is not None:
             losses.extend(tree.set(attributes_to_set(self.record, self.tree, self.host)))
             losses.extend(tree.move(self.verdict.moves))
@@ -204,6 +206,17 @@ class _RestoredTree:
                 except OSError as error:
                     title = f"the owner of the lease of descriptor {fd}"
                     yield cause("protection-lost").finding(title=title, pid=pid, why=error.strerror)
+
+    def set_status_flags(self, wanted: Iterable[tuple[int, int, int]]) -> Iterator[Finding]:
+        """Add flags to descriptors as F_SETFL does; yield those to which they could not be added."""
+        # The process must do it itself: the signals tell by which descriptor it turned them on.
+        orders = [
+            ((pid, fd), Order(here, here, "set", (("status_flags", (fd, flags)),), is_lent=True))
+            for pid, fd, flags in wanted
+            if (here := self._pids.get(pid, 0))
+        ]
+        for (pid, fd), _, why in _carry_out(orders):
+            yield cause("socket-option-lost").finding(title="flags (F_SETFL)", fd=fd, pid=pid, why=why)
 
     def set(self, wanted: Iterable[ThreadAttributes]) -> Iterator[Finding]:
         """Set the attributes that differ; yield what could not be set."""

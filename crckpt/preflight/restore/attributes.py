@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from fcntl import FASYNC
 from typing import Final
 
 from msgspec import Struct
@@ -17,9 +18,11 @@ from crckpt.host.attributes.pipes import PipeRecord
 from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
-from crckpt.images.other_files import Pipe
+from crckpt.images.other_files import Fifo, PidFd, Pipe, Watch
+from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageProcess, ImageTree
+from crckpt.images.tty import Terminal
 from crckpt.preflight.attribute_record import (
     ATTRIBUTE_BY_NAME,
     LANDLOCK,
@@ -37,6 +40,8 @@ _OF_SESSION: Final = "autogroup_nice"
 _LIMITS: Final = ("memory", "swap", "pids", "cpu")
 _RULES: Final = ("devices", "network")
 _PACKETS: Final = "packets of "
+# Of F_SETFL (fcntl(2)), without O_NONBLOCK.
+_STATUS_FLAGS: Final = FASYNC | os.O_APPEND | os.O_NOATIME
 # What the program loses without being less protected.
 _LOSSES: Final = ("cpus-missing", "no-cpu-left", "group-limits-lost", "keys-lost")
 
@@ -154,6 +159,19 @@ def find_recorded_pipes(record: AttributeRecord, tree: ImageTree) -> Iterator[tu
         modes = {mode for *_, mode in found}
         if os.O_RDWR in modes or {os.O_RDONLY, os.O_WRONLY} <= modes:
             yield (*found[0][:2], known[inode])
+
+
+def find_status_flags(tree: ImageTree) -> Iterator[tuple[int, int, int]]:
+    """Return the flags that must be set by F_SETFL (`drop_status_flags`): PID, descriptor, flags; each file once."""
+    by_id = {file.id: file for file in tree.files}
+    seen = set[int]()
+    for process in tree.processes:
+        for opened in process.descriptors:
+            file = by_id.get(opened.file.file_id or 0) if isinstance(opened.file, Fifo) else opened.file
+            wanted = _STATUS_FLAGS if isinstance(file, Watch | PidFd) else FASYNC
+            if isinstance(file, RegularFile | Terminal | Watch | PidFd) and file.flags & wanted and file.id not in seen:
+                seen.add(file.id)
+                yield process.pid, opened.fd, file.flags & wanted
 
 
 def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttributes) -> AttributeVerdict:
