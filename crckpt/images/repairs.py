@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from fcntl import FASYNC
 from typing import Final
 
 from crckpt.images import magics
@@ -21,7 +20,12 @@ _TICKS, _VALUE_S, _VALUE_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10
 # The field of the entry of a file, and its fields of the flags and of who gets its signals: of files with a path, of
 # terminals, inotify descriptors and pidfds (images/{regfile,tty,fsnotify,pidfd}.proto). Then the flags to leave out.
 _ALL_BUT: Final = ~(os.O_NONBLOCK | os.O_CLOEXEC)
-_FLAGS: Final = ((3, 2, 5, FASYNC), (19, 3, 4, FASYNC), (13, 2, None, _ALL_BUT), (22, 3, None, _ALL_BUT & ~os.O_EXCL))
+_FLAGS: Final = (
+    (3, 2, 5, os.O_ASYNC),
+    (19, 3, 4, os.O_ASYNC),
+    (13, 2, None, _ALL_BUT),
+    (22, 3, None, _ALL_BUT & ~os.O_EXCL),
+)
 # The policy in thread_core_entry in core_entry (images/core.proto), then policies of sched(7).
 _POLICY: Final = (5, 4)
 _DEADLINE: Final = 6

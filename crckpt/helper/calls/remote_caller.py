@@ -268,7 +268,7 @@ def _add_status_flags(thread: ptrace.StoppedThread, descriptor: int, flags: int)
     """Add flags to those of a descriptor. A negative number is an error."""
     found = thread.system_call(_FCNTL, descriptor, fcntl.F_GETFL)
     # The kernel acts only when O_ASYNC changes.
-    for wanted in (found & ~fcntl.FASYNC, found | flags):
+    for wanted in (found & ~os.O_ASYNC, found | flags):
         if found >= 0:
             found = thread.system_call(_FCNTL, descriptor, fcntl.F_SETFL, wanted)
     return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from fcntl import FASYNC
 from typing import Final
 
 from msgspec import Struct
@@ -41,7 +40,7 @@ _LIMITS: Final = ("memory", "swap", "pids", "cpu")
 _RULES: Final = ("devices", "network")
 _PACKETS: Final = "packets of "
 # Of F_SETFL (fcntl(2)), without O_NONBLOCK.
-_STATUS_FLAGS: Final = FASYNC | os.O_APPEND | os.O_NOATIME
+_STATUS_FLAGS: Final = os.O_ASYNC | os.O_APPEND | os.O_NOATIME
 # What the program loses without being less protected.
 _LOSSES: Final = ("cpus-missing", "no-cpu-left", "group-limits-lost", "keys-lost")
 
@@ -168,7 +167,7 @@ def find_status_flags(tree: ImageTree) -> Iterator[tuple[int, int, int]]:
     for process in tree.processes:
         for opened in process.descriptors:
             file = by_id.get(opened.file.file_id or 0) if isinstance(opened.file, Fifo) else opened.file
-            wanted = _STATUS_FLAGS if isinstance(file, Watch | PidFd) else FASYNC
+            wanted = _STATUS_FLAGS if isinstance(file, Watch | PidFd) else os.O_ASYNC
             if isinstance(file, RegularFile | Terminal | Watch | PidFd) and file.flags & wanted and file.id not in seen:
                 seen.add(file.id)
                 yield process.pid, opened.fd, file.flags & wanted
