@@ -233,7 +233,7 @@ def test_migrate_refuses_options_without_the_option_that_they_need(
 
 
 def test_completion_of_migrate_resume_offers_finished_moves_only_if_none_is_unfinished(repository: Repository) -> None:
-    """crckpt migrate --resume can end the record of a finished move, too."""
+    """If all moves are finished, the completion offers all of them."""
     words = ("migrate", "--store", str(repository.root), "--resume", "")
     assert list(complete.complete(words)) == ["words"]
     over = record_move(repository, "source", "done", job="one")

@@ -11,6 +11,6 @@ from crckpt.helper.kinds import KINDS, HelperKind
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_each_kind_has_a_module_and_a_description(kind: HelperKind) -> None:
+def test_each_kind_of_helper_has_a_module_and_a_description(kind: HelperKind) -> None:
     assert find_spec(kind.module) is not None
     assert f"\n| {kind.name}" in (PROJECT / "docs/internals/helpers.md").read_text()

@@ -91,7 +91,7 @@ def answers(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("packet", [b"hello", b"\n", b"\0", b"\xff\xfe\0", b'{"do": "sleep"}', b"[" * 60_000, b"null"])
-def test_unknown_request_is_refused(place: Path, packet: bytes) -> None:
+def test_helper_refuses_an_unknown_request(place: Path, packet: bytes) -> None:
     with connected(place) as channel:
         channel.connection.send(packet)
         assert "unknown request" in channel.receive(Answer, PATIENCE_S).text
@@ -99,7 +99,7 @@ def test_unknown_request_is_refused(place: Path, packet: bytes) -> None:
     assert answers(place)
 
 
-def test_peer_that_reads_no_answers_is_dropped(place: Path) -> None:
+def test_helper_drops_a_peer_that_reads_no_answers(place: Path) -> None:
     with smaller_bounds(serve, _PATIENCE_S=0.2), connected(place) as deaf:
         assert is_dropped(deaf)
         assert answers(place)
@@ -115,20 +115,20 @@ def is_dropped(peer: Channel) -> bool:
     return False
 
 
-def test_many_silent_peers_do_not_lock_others_out(place: Path) -> None:
+def test_helper_answers_others_although_many_peers_are_silent(place: Path) -> None:
     with ExitStack() as stack:
         for _ in range(3 * MOST_PEERS):
             stack.enter_context(connected(place))
         assert answers(place)
 
 
-def test_message_larger_than_a_packet_arrives(place: Path) -> None:
+def test_message_to_a_helper_larger_than_a_packet_arrives(place: Path) -> None:
     with connected(place) as channel:
         assert len(channel.ask(Question("x" * 3_000_000), Answer, PATIENCE_S).text) == 3_000_000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_other_users_get_no_answer(place: Path) -> None:
+def test_helper_does_not_answer_other_users(place: Path) -> None:
     place.chmod(0o777)
     # Where it lies only root can go; who is there already can connect.
     directory = os.open(place.parent, os.O_PATH)
@@ -149,7 +149,7 @@ def pair() -> tuple[Channel, Channel]:
     return Channel(KEEPER, ours), Channel(KEEPER, theirs)
 
 
-def test_descriptors_arrive_with_their_message() -> None:
+def test_descriptors_sent_to_a_helper_arrive_with_their_message() -> None:
     ours, theirs = pair()
     reading, writing = os.pipe()
     with closing(ours), closing(theirs):
@@ -178,7 +178,7 @@ def test_silent_ended_and_older_helpers_raise_different_errors() -> None:
             ours.receive(Answer, PATIENCE_S)
 
 
-def test_peer_pid_is_read_from_the_kernel() -> None:
+def test_pid_of_a_peer_is_read_from_the_kernel() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
         assert is_trusted(ours)

@@ -56,18 +56,18 @@ def is_in_memory(path: Path) -> bool:
     return int(result.stdout.split()[0]) > 0
 
 
-def test_loaded_modules_are_read_ahead(place: Path, compiled: Path) -> None:
+def test_modules_of_the_last_run_are_read_ahead(place: Path, compiled: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     assert str(compiled) in noted(place).read_text().split("\n")
     forget(compiled, noted(place))
     cold_start.read_ahead(COMMAND, place)
     until = time.monotonic() + WITHIN_S
     while not is_in_memory(compiled):
-        assert time.monotonic() < until, "it was not read"
+        assert time.monotonic() < until, "the module was not read"
         time.sleep(0.002)
 
 
-def test_nothing_is_read_when_the_list_is_in_memory(place: Path, compiled: Path) -> None:
+def test_modules_are_not_read_ahead_if_their_list_is_already_in_memory(place: Path, compiled: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     forget(compiled)
     assert is_in_memory(noted(place))
@@ -78,7 +78,7 @@ def test_nothing_is_read_when_the_list_is_in_memory(place: Path, compiled: Path)
 
 
 @pytest.mark.parametrize(("count", "stays"), [(100_000, True), (10, False)])
-def test_shorter_list_is_replaced(place: Path, count: int, *, stays: bool) -> None:
+def test_list_of_modules_is_replaced_only_by_a_longer_one(place: Path, count: int, *, stays: bool) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     before = b"\n".join([b"/gone/module.pyc"] * count)
@@ -88,12 +88,12 @@ def test_shorter_list_is_replaced(place: Path, count: int, *, stays: bool) -> No
     assert [*place.iterdir()] == [path]
 
 
-def test_nothing_is_recorded_without_bytecode_files(place: Path) -> None:
+def test_list_of_modules_is_not_recorded_without_bytecode_files(place: Path) -> None:
     cold_start.note(COMMAND, place, may_write=False)
     assert [*place.iterdir()] == []
 
 
-def test_damaged_list_is_harmless(place: Path) -> None:
+def test_damaged_list_of_modules_is_ignored(place: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(place) + b"\n")
@@ -104,12 +104,12 @@ def test_damaged_list_is_harmless(place: Path) -> None:
             thread.join(WITHIN_S)
 
 
-def test_nothing_is_recorded_or_read_without_a_directory() -> None:
+def test_list_of_modules_is_neither_recorded_nor_read_without_a_directory() -> None:
     cold_start.note(COMMAND, Path("/proc/1/nowhere"), may_write=True)
     cold_start.read_ahead(COMMAND, Path("/proc/1/nowhere"))
 
 
-def test_list_is_private_and_ignored_if_others_can_write(place: Path) -> None:
+def test_list_of_modules_is_private_and_ignored_if_others_can_write_it(place: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     assert path.stat().st_mode & 0o777 == 0o600

@@ -8,7 +8,7 @@ from pathlib import Path
 from crckpt.host import machine
 
 
-def test_host_is_described() -> None:
+def test_description_of_the_host_matches_the_kernel() -> None:
     found = machine.describe_host("4.2.1", "ab" * 32)
     system = os.uname()
     assert (found.hostname, found.kernel, found.arch) == (system.nodename, system.release, system.machine)

@@ -20,7 +20,7 @@ PRIMITIVES = CODE / "host/disk/files.py"
 
 
 @pytest.mark.parametrize("path", [*STORE, PRIMITIVES], ids=lambda path: str(path.relative_to(CODE)))
-def test_every_change_is_a_step(path: Path) -> None:
+def test_every_change_of_a_file_is_announced_as_a_step(path: Path) -> None:
     assert set(find_unannounced(path.read_text())) == set()
 
 
@@ -37,7 +37,7 @@ def test_every_change_is_a_step(path: Path) -> None:
         "step('a.b')\nif x:\n    y()\n    os.fsync(fd)",
     ],
 )  # fmt: skip
-def test_change_without_a_step_is_found(code: str) -> None:
+def test_change_of_a_file_without_a_step_is_found(code: str) -> None:
     assert len(find_unannounced(code)) == 1
 
 
@@ -73,7 +73,7 @@ def sync(path, what):
         step_names(primitives, ["make(path, name)"])
 
 
-def test_environment_names_the_step(tmp_path: Path) -> None:
+def test_process_is_killed_at_the_step_that_the_environment_names(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from crckpt.host.disk import files\n"
     program += "for name in 'abc': files.write_durably(Path(sys.argv[1], name), b'x', 'thing')"
     for at, left in (("thing.create", 0), ("thing.create:2", 1), ("thing.rename:3", 3), ("other.create", 3)):

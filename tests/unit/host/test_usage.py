@@ -27,7 +27,7 @@ input()
 """
 
 
-def test_process_uses_memory_and_time() -> None:
+def test_usage_of_a_process_has_its_memory_and_cpu_time() -> None:
     before = datetime.now(UTC)
     with running(sys.executable, "-c", BUSY_PROGRAM) as process:
         used = read_process_usage(process.pid)
@@ -44,7 +44,7 @@ def test_ended_process_has_no_usage() -> None:
     assert read_process_usage(ended.pid) is None
 
 
-def test_host_has_memory_and_disks(tmp_path: Path) -> None:
+def test_usage_of_the_host_has_its_memory_and_disks(tmp_path: Path) -> None:
     shared = Path("/dev/shm")
     used = read_host_usage((tmp_path / "not" / "there", shared))
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

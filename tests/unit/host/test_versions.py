@@ -12,7 +12,7 @@ from crckpt.host.machine import read_criu_version
 
 
 @pytest.mark.parametrize("text", ["Version: 4.2", "Warn: old\nVersion: 4.2 (gitid v4.2)\nGitID: x"])
-def test_version_is_read(tmp_path: Path, text: str) -> None:
+def test_version_of_criu_is_read_from_its_output(tmp_path: Path, text: str) -> None:
     assert read_criu_version(script(tmp_path / "criu", f"echo '{text}'")) == "4.2"
 
 

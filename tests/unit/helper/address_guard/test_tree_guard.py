@@ -17,7 +17,7 @@ PROGRAM_WITH_AN_OPEN_LOG = "import sys, time\nfile = open(sys.argv[1], 'a')\npri
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["crckpt is killed", "the tree runs"])
-def test_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> None:
+def test_address_guard_ends_a_tree_whose_restore_is_unfinished(tmp_path: Path, is_kept: bool) -> None:
     log = tmp_path / "restore.log"
     programs = []
     try:
@@ -47,7 +47,7 @@ def test_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> None:
             program.communicate()
 
 
-def test_killed_guard_does_not_fail_the_move(tmp_path: Path) -> None:
+def test_move_succeeds_although_its_address_guard_was_killed(tmp_path: Path) -> None:
     process = proc.read_process(1)
     assert process is not None
     with guarded_addresses((), MOVE) as guard:

@@ -92,7 +92,7 @@ def test_process_waits_for_missing_pages_instead_of_reading_zeros() -> None:
         wait_for(lambda: "userfault" in Path(f"/proc/{process.pid}/wchan").read_text(), 60, "it to wait")
 
 
-def test_process_continues_once_released() -> None:
+def test_process_that_waits_for_missing_pages_continues_once_they_are_released() -> None:
     with running(PYTHON, "-c", READER) as process:
         address = int(read(process))
         missing, context = take_pinned(identify(process), FLAGS)

@@ -102,7 +102,7 @@ def test_system_call_filter_allows_only_our_own_calls(tmp_path: Path, how: str) 
 
 
 @needs_root
-def test_memory_policy_is_set_inside() -> None:
+def test_memory_policy_of_a_process_is_set_by_a_call_inside_it() -> None:
     """The nodes are in the thread's own memory during the call; afterwards the memory is as before."""
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
         order = Order(process.pid, process.pid, "set", (("memory_policy", (3, 0)),))
@@ -115,7 +115,7 @@ def test_memory_policy_is_set_inside() -> None:
 
 
 @needs_root
-def test_refusal_of_the_kernel_is_reported() -> None:
+def test_system_call_that_the_kernel_refuses_is_reported() -> None:
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
         (answer,) = carry_out([Order(process.pid, process.pid, "set", (("no_written_code", (64,)), ("unknown", (1,))))])
         assert dict(answer.failed) == {"no_written_code": "Invalid argument", "unknown": "Function not implemented"}

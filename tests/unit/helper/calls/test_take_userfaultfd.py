@@ -68,7 +68,7 @@ def output_after(process: subprocess.Popen[str], typed: str = "") -> str:
     return process.stdout.readline().strip()
 
 
-def test_interrupted_wait_continues_to_its_end(program: str) -> None:
+def test_wait_of_a_program_continues_after_a_userfaultfd_was_taken_from_it(program: str) -> None:
     ends = {"nanosleep": 0, "poll": 0, "futex": -errno.ETIMEDOUT, "epoll": 0, "sigtimedwait": -errno.EAGAIN}
     with ExitStack() as stack:
         waiting = {waits: stack.enter_context(running(program, waits)) for waits in ends}
@@ -83,7 +83,7 @@ def test_interrupted_wait_continues_to_its_end(program: str) -> None:
         ]
 
 
-def test_interrupted_read_gets_later_input(program: str) -> None:
+def test_read_of_a_program_gets_input_after_a_userfaultfd_was_taken_from_it(program: str) -> None:
     with running(program, "read") as process:
         wait_for(lambda: state(process.pid) == "S", "the read to begin")
         assert entered(process.pid).descriptor >= 0
@@ -91,7 +91,7 @@ def test_interrupted_read_gets_later_input(program: str) -> None:
         assert output_after(process, "x\n") == f"read {ord('x')}"
 
 
-def test_no_signal_is_lost_or_duplicated(program: str) -> None:
+def test_signals_sent_while_calls_are_injected_arrive_exactly_once(program: str) -> None:
     with running(program, "signals") as process:
 
         def send() -> None:
@@ -129,7 +129,7 @@ def test_killing_seccomp_filter_is_suspended() -> None:
         assert output_after(process, "call\n") == "", "the filter is in force again for the program itself"
 
 
-def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
+def test_no_call_is_injected_into_a_filtered_program_without_the_right_to_suspend_its_filter() -> None:
     drop = shutil.which("capsh")
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
@@ -193,7 +193,7 @@ def test_tracer_of_the_process_is_reported(program: str, debugger: str) -> None:
         assert output_after(process, "z\n") == f"read {ord('z')}"
 
 
-def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
+def test_process_in_uninterruptible_sleep_gets_no_injected_call(program: str) -> None:
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
         result = entered(process.pid)
@@ -205,14 +205,14 @@ def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
         assert process.wait() == 0
 
 
-def test_another_thread_is_used_when_the_main_one_cannot(program: str) -> None:
+def test_calls_are_injected_into_another_thread_if_the_main_one_sleeps_uninterruptibly(program: str) -> None:
     with running(program, "partly uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
         assert entered(process.pid).descriptor >= 0
         assert UFFD not in list_descriptors(process.pid)
 
 
-def test_caller_may_be_killed_at_any_step(program: str) -> None:
+def test_program_is_unharmed_if_crckpt_is_killed_while_it_injects_calls(program: str) -> None:
     asks = "import sys; from crckpt.helper.calls.remote_calls import take_userfaultfds\nprint('ready', flush=True)\n"
     asks += "while True: take_userfaultfds([int(sys.argv[1])])"
     # The system's init may take seconds to reap a helper.
@@ -266,7 +266,7 @@ def test_process_that_does_not_stop_is_released(program: str) -> None:
         assert process.wait() == 0
 
 
-def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
+def test_process_that_does_not_run_during_an_injected_call_keeps_its_registers(program: str) -> None:
     """The process is stopped with our registers, and then does not run for a long time."""
     with running(program, "read") as process:
         for _ in range(3):
@@ -280,7 +280,7 @@ def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
         assert output_after(process, "z\n") == f"read {ord('z')}"
 
 
-def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
+def test_helper_that_injects_calls_is_not_ended_by_a_signal(program: str) -> None:
     """systemd sends the signal to all processes of a unit.
 
     The group is frozen, so that the helper stays in its call.
@@ -343,7 +343,7 @@ def test_process_without_its_main_thread_is_refused(program: str) -> None:
         assert entered(process.pid).why == f"PID {process.pid}: the main thread has exited"
 
 
-def test_full_descriptor_table_is_reported(program: str) -> None:
+def test_process_with_a_full_descriptor_table_is_reported(program: str) -> None:
     with running(program, "read") as process:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
         result = entered(process.pid)

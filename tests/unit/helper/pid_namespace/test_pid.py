@@ -50,14 +50,14 @@ def status_of(parent: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
 
 
-def test_status_of_the_root_is_returned() -> None:
+def test_exit_status_of_the_root_is_that_of_its_pid_namespace() -> None:
     with pid_namespace(ROOT) as namespace:
         left_behind(namespace.init, "echo there; exec >/dev/null; sleep 0.1; exit 9")
     assert status_of(namespace.parent) == 9
 
 
 @pytest.mark.parametrize("script", ["sleep 0.2; exit 9", "exit 9"])
-def test_status_of_a_root_that_appears_while_the_init_checks_the_lock_is_returned(script: str) -> None:
+def test_exit_status_of_a_root_that_appears_while_init_checks_the_lock_is_returned(script: str) -> None:
     with ExitStack() as stack:
         with pid_namespace(ROOT) as namespace:
             stack.enter_context(held_before_call(namespace.init, "recvfrom"))
@@ -66,13 +66,13 @@ def test_status_of_a_root_that_appears_while_the_init_checks_the_lock_is_returne
         assert status_of(namespace.parent) == 9
 
 
-def test_status_of_a_root_that_ends_before_its_parent_is_returned() -> None:
+def test_exit_status_of_a_root_that_ends_before_its_parent_is_returned() -> None:
     with pid_namespace(ROOT) as namespace:
         left_behind(namespace.init, "echo there; exit 9", parent="exec sleep 0.3")
     assert status_of(namespace.parent) == 9
 
 
-def test_root_killed_by_a_signal_gives_128_plus_its_number() -> None:
+def test_exit_status_of_a_root_killed_by_a_signal_is_128_plus_its_number() -> None:
     with pid_namespace(ROOT) as namespace:
         left_behind(namespace.init, "echo there; exec >/dev/null; exec sleep 60")
         assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], namespace.init) == (99,)
@@ -82,14 +82,14 @@ def test_root_killed_by_a_signal_gives_128_plus_its_number() -> None:
 
 
 @pytest.mark.parametrize("name", ["TERM", "HUP", "USR1"])
-def test_signals_to_the_init_reach_the_root(name: str) -> None:
+def test_signals_sent_to_init_reach_the_root(name: str) -> None:
     with pid_namespace(ROOT) as namespace:
         left_behind(namespace.init, f"trap 'exit 6' {name}; echo there; exec >/dev/null; while :; do sleep 0.05; done")
     os.kill(namespace.init, signal.Signals[f"SIG{name}"])
     assert status_of(namespace.parent) == 6
 
 
-def test_other_orphans_are_reaped() -> None:
+def test_init_of_the_pid_namespace_reaps_other_orphans() -> None:
     with pid_namespace(ROOT) as namespace:
         left_behind(namespace.init, "echo there; exec >/dev/null; exec sleep 60")
         left_behind(namespace.init, "echo there; exec >/dev/null; sleep 0.02")
@@ -101,7 +101,7 @@ def test_other_orphans_are_reaped() -> None:
     assert status_of(namespace.parent) == -signal.SIGKILL
 
 
-def test_failure_ends_the_namespace() -> None:
+def test_exception_in_the_block_ends_the_pid_namespace() -> None:
     made: list[PidNamespace] = []
 
     def fail_inside() -> None:
@@ -115,7 +115,7 @@ def test_failure_ends_the_namespace() -> None:
     assert proc.wait_until_gone([made[0].init, made[0].parent], 20) == ()
 
 
-def test_namespace_ends_when_the_owner_dies_early() -> None:
+def test_pid_namespace_ends_if_its_owner_dies_before_the_tree_runs() -> None:
     with pid_namespace(99) as namespace:
         pass
     assert status_of(namespace.parent) == 1

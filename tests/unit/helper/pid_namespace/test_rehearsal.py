@@ -40,7 +40,7 @@ def within(new: Throwaway, *words: str) -> run.Finished:
     return run.run(["nsenter", "--target", str(new.init), *kinds, *words])
 
 
-def test_writes_are_visible_only_inside(tmp_path: Path) -> None:
+def test_files_written_in_a_rehearsal_are_visible_only_inside(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("as it was")
     before = (tmp_path / "old").stat()
     script = f"cd {tmp_path}; echo new > old; echo new > new; rm -r gone; echo new > /dev/shm/{os.getpid()}; cat old"
@@ -57,13 +57,13 @@ def test_writes_are_visible_only_inside(tmp_path: Path) -> None:
     assert not Path(f"/dev/shm/{os.getpid()}").exists()
 
 
-def test_kernel_settings_cannot_be_written(tmp_path: Path) -> None:
+def test_rehearsal_cannot_write_kernel_settings(tmp_path: Path) -> None:
     with throwaway(ROOT, plan(tmp_path / "work")) as new:
         output = within(new, "sh", "-c", "echo 1 > /proc/sys/vm/swappiness")
         assert "Read-only" in output.output
 
 
-def test_network_is_loopback_with_the_addresses(tmp_path: Path) -> None:
+def test_network_of_a_rehearsal_is_loopback_with_the_addresses(tmp_path: Path) -> None:
     script = (
         "import socket; [socket.create_server((host, 0), family=family) for host, family in "
         "(('127.0.0.1', 2), ('10.9.8.7', 2), ('fd00::77', 10))]; print(socket.if_nameindex())"
@@ -73,7 +73,7 @@ def test_network_is_loopback_with_the_addresses(tmp_path: Path) -> None:
         assert not within(new, "python3", "-c", script.replace("10.9.8.7", "10.9.8.6")).ok
 
 
-def test_host_sockets_are_hidden_unless_named(tmp_path: Path) -> None:
+def test_rehearsal_does_not_see_sockets_of_the_host_unless_named(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("named", "other")]
     listeners = [socket.socket(socket.AF_UNIX) for _ in paths]
     for listener, path in zip(listeners, paths, strict=True):
@@ -88,7 +88,7 @@ def test_host_sockets_are_hidden_unless_named(tmp_path: Path) -> None:
     assert "ConnectionRefusedError" in reached[1].output
 
 
-def test_files_are_cut_back_only_inside(tmp_path: Path) -> None:
+def test_rehearsal_cuts_files_back_only_inside(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("one\ntwo\n")
     with throwaway(ROOT, plan(tmp_path / "work", cut=((str(log), 4),))) as new:
@@ -96,14 +96,14 @@ def test_files_are_cut_back_only_inside(tmp_path: Path) -> None:
     assert log.read_text() == "one\ntwo\n"
 
 
-def test_failed_preparation_is_reported(tmp_path: Path) -> None:
+def test_failed_preparation_of_a_rehearsal_is_reported(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     wanted = plan(tmp_path / "work", cut=((missing, 4),))
     with pytest.raises(HostCannot, match=missing), throwaway(ROOT, wanted):
         pytest.fail("there is no such file to cut")
 
 
-def test_everything_ends_with_the_block(tmp_path: Path) -> None:
+def test_processes_of_a_rehearsal_end_with_its_block(tmp_path: Path) -> None:
     with throwaway(ROOT, plan(tmp_path / "work")) as new:
         left = started(new, "sleep", "60")
         inside = proc.children(left.pid)
@@ -111,7 +111,7 @@ def test_everything_ends_with_the_block(tmp_path: Path) -> None:
     assert proc.wait_until_gone((new.init, *inside), 20) == ()
 
 
-def test_exits_of_processes_are_reported(tmp_path: Path) -> None:
+def test_rehearsal_reports_processes_that_end_early(tmp_path: Path) -> None:
     """The process is reported as by its parent, although it is not our child.
 
     The root's status is reported at the end.

@@ -96,7 +96,7 @@ def held() -> Iterator[Held]:
     os.close(held.slave)
 
 
-def test_terminal_describes_itself(held: Held) -> None:
+def test_holder_of_a_terminal_answers_with_a_description_of_its_tree(held: Held) -> None:
     asking, attached = held.connect(), held.attach()
     asking.send(DESCRIBE)
     held.serve()
@@ -106,7 +106,7 @@ def test_terminal_describes_itself(held: Held) -> None:
     attached.close()
 
 
-def test_input_output_and_size_are_passed_on(held: Held) -> None:
+def test_holder_passes_input_output_and_size_on_to_the_terminal(held: Held) -> None:
     client = held.attach()
     assert os.get_terminal_size(held.slave) == (100, 30)
     client.send(RESIZE + encode_size(20, 90))
@@ -124,7 +124,7 @@ def test_input_output_and_size_are_passed_on(held: Held) -> None:
     assert (data[:1], decode_status(data[1:])) == (ENDED, 7)
 
 
-def test_echo_does_not_end_the_wait(held: Held) -> None:
+def test_holder_continues_after_the_terminal_echoes_typed_input(held: Held) -> None:
     client = held.attach()
     client.send(INPUT + b"typed\n")
     while not select.select([held.master], [], [], 0.01)[0]:
@@ -132,7 +132,7 @@ def test_echo_does_not_end_the_wait(held: Held) -> None:
     held.serve()
 
 
-def test_second_client_is_refused_until_the_first_has_gone(held: Held) -> None:
+def test_holder_refuses_a_second_client_until_the_first_has_gone(held: Held) -> None:
     first, second = held.attach(), held.attach()
     assert second.recv(4096).startswith(REFUSED + f"PID {os.getpid()} is attached already: ".encode())
     first.close()
@@ -143,7 +143,7 @@ def test_second_client_is_refused_until_the_first_has_gone(held: Held) -> None:
 
 
 @pytest.mark.parametrize("message", [b"?", INPUT + b"not attached", RESIZE + b"short", ATTACH, ATTACH + b"\xff" * 9])
-def test_invalid_message_is_refused_and_changes_nothing(held: Held, message: bytes) -> None:
+def test_holder_refuses_an_invalid_message_and_changes_nothing(held: Held, message: bytes) -> None:
     before = os.get_terminal_size(held.slave)
     client = held.connect()
     client.send(message)
@@ -153,7 +153,7 @@ def test_invalid_message_is_refused_and_changes_nothing(held: Held, message: byt
     assert not held.waiting.wait(0)
 
 
-def test_client_that_reads_nothing_is_dropped(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_drops_a_client_that_reads_nothing(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     client = held.attach()
     while not held.clients.seconds_until_dropped():
         held.clients.send_output(b"x" * 4096)
@@ -165,11 +165,11 @@ def test_client_that_reads_nothing_is_dropped(held: Held, monkeypatch: pytest.Mo
     client.close()
 
 
-def test_attaching_client_gets_the_screen_modes(held: Held) -> None:
+def test_client_that_attaches_gets_the_modes_of_the_screen(held: Held) -> None:
     held.clients.send_output(b"\x1b[?1049h")
     assert held.attach().recv(4096) == OUTPUT + b"\x1b[?1049h"
 
 
-def test_number_of_clients_is_limited(held: Held) -> None:
+def test_number_of_clients_of_a_holder_is_limited(held: Held) -> None:
     connections = [held.connect() for _ in range(17)]
     assert connections[-1].recv(1) == b""

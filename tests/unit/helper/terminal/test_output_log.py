@@ -12,7 +12,7 @@ from crckpt.errors import HostCannot
 from crckpt.helper.terminal.output_log import OutputLog
 
 
-def test_log_is_private_and_appended_to(tmp_path: Path) -> None:
+def test_output_log_is_private_and_appended_to(tmp_path: Path) -> None:
     for word in (b"one\n", b"two\n"):
         log = OutputLog("job", tmp_path / "logs")
         log.write(word)
@@ -22,7 +22,7 @@ def test_log_is_private_and_appended_to(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "logs").stat().st_mode) == 0o700
 
 
-def test_full_log_is_rotated(tmp_path: Path) -> None:
+def test_output_log_is_rotated_when_it_is_full(tmp_path: Path) -> None:
     log = OutputLog("job", tmp_path)
     log.most_bytes = 10
     for number in range(5):
@@ -75,7 +75,7 @@ def test_two_terminals_of_a_job_have_two_logs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "second name", "writable by others", "link to a directory"])
-def test_planted_log_is_refused(tmp_path: Path, kind: str) -> None:
+def test_output_log_planted_by_another_user_is_refused(tmp_path: Path, kind: str) -> None:
     other, logs = tmp_path / "other", tmp_path / "logs"
     other.touch()
     logs.mkdir(mode=0o700)

@@ -40,7 +40,7 @@ def holder(request: pytest.FixtureRequest) -> Iterator[StartedHelper]:
         log.unlink()
 
 
-def test_end_just_before_the_commit_ends_the_holder(holder: StartedHelper) -> None:
+def test_holder_ends_if_its_program_ended_just_before_the_commit(holder: StartedHelper) -> None:
     """Otherwise the holder would wait for output of a terminal that it has open itself."""
     pid, _ = _start(holder, "echo last words >&0")
     assert _read_ends(holder, pid) == [pid]
@@ -58,7 +58,7 @@ def test_exit_status_of_an_orphan_is_not_kept(holder: StartedHelper, tmp_path: P
     wait_for(holder.has_ended, "the holder to end")
 
 
-def test_abort_gives_up_a_child_that_cannot_be_reaped(holder: StartedHelper) -> None:
+def test_aborted_holder_does_not_wait_for_a_child_that_it_cannot_reap(holder: StartedHelper) -> None:
     """A process that somebody traces is reaped when they allow it."""
     _, pidfd = _start(holder, "exec sleep 300")
     words = (sys.executable, str(TRACER), str(proc.read_pidfd(pidfd)))

@@ -47,7 +47,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def test_signal_ends_attach(listener: socket.socket) -> None:
+def test_attach_ends_when_it_gets_a_signal(listener: socket.socket) -> None:
     master, slave = os.openpty()
     words = (sys.executable, "-c", ATTACHING_PROGRAM, listener.getsockname())
     process = subprocess.Popen(words, stdin=slave, stdout=subprocess.PIPE, text=True)

@@ -50,7 +50,7 @@ def test_file_with_the_path_of_a_terminal_gets_no_ioctl(tmp_path: Path, monkeypa
         subprocess.run(["umount", "/dev/pts"], check=True)
 
 
-def test_terminal_gets_an_ioctl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_is_made_exclusive_by_an_ioctl(monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = os.openpty()
     try:
         assert read(os.ttyname(slave), monkeypatch) == ((), [stat.S_IFCHR])

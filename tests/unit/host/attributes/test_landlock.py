@@ -133,7 +133,7 @@ def test_killed_comparison_process_is_an_error() -> None:
 
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_other_thread_does_not_answer_for_the_main_one(tmp_path: Path) -> None:
+def test_landlock_of_the_main_thread_is_not_read_from_another_thread(tmp_path: Path) -> None:
     """Each thread has its own domain."""
     with running(compile_program("entered.c", tmp_path, "-pthread"), "partly uninterruptible") as process:
         wait_for(lambda: read_stat(process.pid).state == "D", 10, "vfork to wait")

@@ -62,13 +62,13 @@ def joined() -> set[str]:
     ],
     ids=["plain", "blocked sources", "chosen sources"],
 )
-def test_memberships_are_restored(held: socket.socket, wanted: tuple[Membership, ...]) -> None:
+def test_multicast_memberships_are_restored(held: socket.socket, wanted: tuple[Membership, ...]) -> None:
     assert memberships(held) == set()
     assert list(join(held, wanted)) == []
     assert memberships(held) == set(wanted)
 
 
-def test_all_sources_are_read_in_several_reads(held_6: socket.socket) -> None:
+def test_all_sources_of_a_multicast_membership_are_read_in_several_reads(held_6: socket.socket) -> None:
     wanted = (Membership("lo", GROUP_6, excludes=False, sources=SOURCES_6),)
     assert list(join(held_6, wanted)) == []
     (found,) = memberships(held_6)
@@ -76,7 +76,7 @@ def test_all_sources_are_read_in_several_reads(held_6: socket.socket) -> None:
     assert len(found.sources) == len(SOURCES_6)
 
 
-def test_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
+def test_multicast_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as other:
         assert list(join(other, (Membership("lo", GROUP),))) == []
         assert GROUP in joined()
@@ -95,7 +95,7 @@ def test_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
         (Membership("l\0o", "::x"), ""),
     ],
 )
-def test_failed_membership_is_reported_and_the_others_are_joined(
+def test_multicast_membership_that_fails_is_reported_and_the_others_are_joined(
     held: socket.socket, wrong: Membership, why: str
 ) -> None:
     ((title, reason),) = join(held, (wrong, Membership("lo", OTHER_GROUP)))
@@ -105,7 +105,7 @@ def test_failed_membership_is_reported_and_the_others_are_joined(
     assert Membership("lo", OTHER_GROUP) in memberships(held)
 
 
-def test_groups_joined_by_the_kernel_are_ignored() -> None:
+def test_multicast_groups_joined_by_the_kernel_are_ignored() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as held:
         assert list(join(held, (Membership("lo", GROUP),))) == []
         assert not joined() & {"224.0.0.1", "ff02::1"}
@@ -130,7 +130,7 @@ def groups_of_others(count: int) -> Iterator[None]:
         yield
 
 
-def test_groups_of_others_are_not_searched_where_the_own_are_known(held: socket.socket) -> None:
+def test_multicast_groups_of_other_sockets_are_not_read_if_the_own_are_known(held: socket.socket) -> None:
     """A frozen program must not wait for as long as other users like."""
     own = (Membership("lo", GROUP), Membership("lo", OTHER_GROUP))
     assert list(join(held, own)) == []
@@ -148,7 +148,7 @@ def test_groups_of_others_are_not_searched_where_the_own_are_known(held: socket.
         assert (set(found), is_cut) == (set(own), False)
 
 
-def test_search_among_groups_of_others_ends_and_says_that_it_is_incomplete(held: socket.socket) -> None:
+def test_search_among_multicast_groups_of_others_ends_and_says_that_it_is_incomplete(held: socket.socket) -> None:
     assert list(join(held, (Membership("lo", GROUP),))) == []
     with groups_of_others(4000):
         search = GroupSearch(0.0)

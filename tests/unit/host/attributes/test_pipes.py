@@ -13,7 +13,7 @@ USER = (1234, 2345)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give pipes to other users")
-def test_only_a_pipe_gets_an_owner(tmp_path: Path) -> None:
+def test_only_a_pipe_and_no_other_descriptor_gets_an_owner(tmp_path: Path) -> None:
     """A descriptor may be a file of ours, to which the program writes instead."""
     ends = os.pipe()
     inode = os.fstat(ends[0]).st_ino

@@ -54,7 +54,7 @@ def read_owners(namespaces: int) -> tuple[TaskStates, list[int]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 @pytest.mark.parametrize("namespaces", [0, CLONE_NEWPID])
-def test_owner_is_the_one_that_has_set_it(namespaces: int) -> None:
+def test_signal_owner_is_the_process_that_set_it_and_not_one_that_inherited_the_descriptor(namespaces: int) -> None:
     """A process that inherited the descriptor is not the owner. Numbers are those in the PID namespace."""
     states, (parent, child) = read_owners(namespaces=namespaces)
     expected = {50: FileOwner(1, parent, (1, 1)), 51: FileOwner(2, parent, (1, 1))}
@@ -63,11 +63,11 @@ def test_owner_is_the_one_that_has_set_it(namespaces: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_process_with_all_our_rights_is_not_read() -> None:
+def test_signal_owners_of_a_process_with_all_our_rights_are_not_read() -> None:
     states, _ = read_owners(namespaces=0)
     assert [state.owners for state in states.processes.values() if state.is_trusted] == [None]
 
 
-def test_tree_of_one_user_is_not_read() -> None:
+def test_signal_owners_of_a_tree_of_one_user_are_not_read() -> None:
     states = read_task_states(os.getpid())
     assert add_signal_owners(states) is states

@@ -69,7 +69,7 @@ def test_sockets_are_recorded_with_their_users(others: set[int], udp: socket.soc
 
 
 @as_root
-def test_unix_socket_gets_its_maker_again() -> None:
+def test_unix_socket_gets_the_user_and_group_that_created_it() -> None:
     with socket.socket(socket.AF_UNIX) as held:
         assert list(restore_socket(held.fileno(), _record(held, protocol=0, maker=USER))) == []
         assert os.fstat(held.fileno())[4:6] == USER
@@ -107,7 +107,7 @@ def test_socket_of_another_kind_is_left_alone() -> None:
     ("name", "value"),
     [("IP_MULTICAST_IF", (999, -1)), ("IP_RECVERR", ()), ("IP_RECVERR", (1, 2)), ("SO_TXTIME", (1,) * 60)],
 )
-def test_invalid_values_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
+def test_invalid_values_of_socket_options_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
     """A record may have been made by anyone."""
     (lost,) = restore_socket(udp.fileno(), _record(udp, options={name: value}))
     assert lost.title == name
@@ -124,12 +124,12 @@ def test_invalid_values_are_not_set(udp: socket.socket, name: str, value: tuple[
         Membership("lo", "\ud800"),
     ],
 )
-def test_invalid_groups_are_not_joined(udp: socket.socket, member: Membership) -> None:
+def test_invalid_multicast_groups_are_not_joined(udp: socket.socket, member: Membership) -> None:
     (lost,) = restore_socket(udp.fileno(), _record(udp, memberships=(member,)))
     assert lost.title.startswith("the membership in ")
 
 
-def test_unlisted_options_are_not_set(udp: socket.socket) -> None:
+def test_socket_options_that_are_not_in_the_list_are_not_set(udp: socket.socket) -> None:
     assert (
         list(restore_socket(udp.fileno(), _record(udp, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"})))
         == []
@@ -147,7 +147,7 @@ def test_unlisted_options_are_not_set(udp: socket.socket) -> None:
         {"fd": "x"},
     ],
 )
-def test_record_out_of_bounds_is_refused(more: dict[str, object]) -> None:
+def test_socket_record_with_a_number_out_of_range_is_refused(more: dict[str, object]) -> None:
     place = {"pid": 1, "fd": 3, "inode": 7, "family": 2, "kind": 2, "protocol": 17}
     details: dict[str, object] = {"attributes": {"cpus": [0], "processes": [], "sockets": [place | more]}}
     with pytest.raises(IntegrityError, match="damaged"):

@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 300_000])
-def test_whole_file_is_read(tmp_path: Path, size: int) -> None:
+def test_checked_file_is_read_completely(tmp_path: Path, size: int) -> None:
     content = bytes(number % 251 for number in range(size))
     (tmp_path / "file").write_bytes(content)
     assert read_checked(tmp_path / "file", MOST_BYTES) == content
@@ -76,7 +76,7 @@ PLANTED_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", PLANTED_FILES)
-def test_planted_file_is_refused(kind: str, tmp_path: Path) -> None:
+def test_planted_file_of_the_wrong_kind_or_owner_is_refused(kind: str, tmp_path: Path) -> None:
     plant, words = PLANTED_FILES[kind]
     plant(tmp_path / "file")
     for attempt in (
@@ -89,7 +89,7 @@ def test_planted_file_is_refused(kind: str, tmp_path: Path) -> None:
         assert read_checked(tmp_path / "file", MOST_BYTES, owner=NOBODY) == b"theirs"
 
 
-def test_sizes_are_checked_before_reading(tmp_path: Path) -> None:
+def test_size_of_a_checked_file_is_tested_before_it_is_read(tmp_path: Path) -> None:
     _of_a_terabyte(tmp_path / "file")
     with pytest.raises(IntegrityError, match="has 1099511627776 bytes; such a file may have at most 1048576"):
         read_checked(tmp_path / "file", MOST_BYTES)
@@ -99,14 +99,14 @@ def test_sizes_are_checked_before_reading(tmp_path: Path) -> None:
         read_checked("/proc/version", 10)
 
 
-def test_existing_lock_keeps_its_mode(tmp_path: Path) -> None:
+def test_existing_lock_file_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     (tmp_path / "lock").chmod(0o644)
     os.close(open_lock(tmp_path / "lock", "lock"))
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o644
 
 
-def test_directory_must_be_ours_and_not_a_link(tmp_path: Path) -> None:
+def test_checked_directory_must_be_ours_and_not_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", NOBODY, NOBODY)
@@ -120,7 +120,7 @@ def test_directory_must_be_ours_and_not_a_link(tmp_path: Path) -> None:
             open_directory(tmp_path / name)
 
 
-def test_removal_does_not_follow_links(tmp_path: Path) -> None:
+def test_removal_of_a_directory_does_not_follow_links(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.mkdir()
     (canary / "file").write_text("whole")
@@ -140,7 +140,7 @@ def test_removal_does_not_follow_links(tmp_path: Path) -> None:
         remove_tree(tmp_path / "none", "test")
 
 
-def test_removal_reaches_any_depth(tmp_path: Path) -> None:
+def test_removal_of_a_directory_reaches_any_depth(tmp_path: Path) -> None:
     """A path that no call can name, and more levels than descriptors or frames of Python."""
     levels = sys.getrecursionlimit() + 100
     here = os.open(tmp_path, os.O_RDONLY)

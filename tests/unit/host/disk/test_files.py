@@ -46,7 +46,7 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     assert names(tmp_path) == ["directory", "file"], "a failure must leave no temporary file"
 
 
-def test_interruption_after_the_creation_leaves_no_file(tmp_path: Path) -> None:
+def test_interruption_after_the_creation_of_a_temporary_file_leaves_no_file(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_file_is_moved_to_another_directory(tmp_path: Path) -> None:
     assert names(tmp_path) == ["below"]
 
 
-def test_is_named_checks_existence_without_following(log: Path, tmp_path: Path) -> None:
+def test_is_named_finds_a_dangling_symbolic_link(log: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     assert all(map(files.is_named, (log, tmp_path, tmp_path / "link")))
     assert not any(map(files.is_named, (log / "x", tmp_path / "none")))

@@ -102,7 +102,7 @@ def started(base: Path, user: int = 0) -> Iterator[Reader]:
         process.communicate()
 
 
-def test_waiting_process_gets_an_error(workdir: Path) -> None:
+def test_process_that_waits_for_a_fuse_file_system_gets_an_error_when_it_is_aborted(workdir: Path) -> None:
     with started(workdir) as reader:
         reader.wait_for_answer()
         before = descriptors()
@@ -111,14 +111,14 @@ def test_waiting_process_gets_an_error(workdir: Path) -> None:
         assert reader.read_line() == os.strerror(107)  # ENOTCONN
 
 
-def test_file_system_without_pending_requests_is_left_alone(workdir: Path) -> None:
+def test_fuse_file_system_without_pending_requests_is_not_aborted(workdir: Path) -> None:
     with started(workdir) as reader:
         assert abort_connections((reader.pid,)) == ()
         reader.read()
         assert reader.read_line() == "silence"
 
 
-def test_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
+def test_fuse_file_system_of_another_user_is_not_aborted(workdir: Path) -> None:
     with started(workdir, NOBODY) as reader:
         reader.wait_for_answer()
         assert abort_connections((reader.pid,)) == ()
@@ -127,7 +127,7 @@ def test_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
         assert reader.read_line() == os.strerror(107)
 
 
-def test_wait_for_a_file_system_is_limited(workdir: Path) -> None:
+def test_time_to_wait_for_a_fuse_file_system_is_limited(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
         waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
         with limited_answers(waiting, abort) as aborted:
@@ -136,7 +136,7 @@ def test_wait_for_a_file_system_is_limited(workdir: Path) -> None:
         assert aborted == [str(reader.mount)]
 
 
-def test_process_that_does_not_wait_is_not_disconnected(workdir: Path) -> None:
+def test_fuse_file_system_of_a_process_that_does_not_wait_is_not_aborted(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.01):
         with limited_answers(lambda: (reader.pid,), lambda: ("never",)) as aborted:
             reader.read()

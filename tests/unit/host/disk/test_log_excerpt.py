@@ -22,7 +22,7 @@ def test_short_log_is_read_completely(tmp_path: Path, size: int) -> None:
     assert read_file_ends(tmp_path / "log", MOST_BYTES) == content
 
 
-def test_both_ends_of_a_long_log_are_read(tmp_path: Path) -> None:
+def test_only_start_and_end_of_a_long_log_are_read(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         file.write(b"begin")
         file.seek(1 << 40)
@@ -32,7 +32,7 @@ def test_both_ends_of_a_long_log_are_read(tmp_path: Path) -> None:
     assert (read[:5], read[-3:], read[MOST_BYTES // 2 : MOST_BYTES // 2 + 1]) == (b"begin", b"end", b"\n")
 
 
-def test_link_is_followed(tmp_path: Path) -> None:
+def test_log_behind_a_symbolic_link_is_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("content")
     (tmp_path / "link").symlink_to("log")
     assert read_file_ends(tmp_path / "link") == b"content"
@@ -47,7 +47,7 @@ def test_link_is_followed(tmp_path: Path) -> None:
         ("socket", "is a socket, not a file"),
     ],
 )
-def test_special_file_is_reported_without_blocking(tmp_path: Path, kind: str, message: str) -> None:
+def test_special_file_in_place_of_a_log_is_reported_without_blocking(tmp_path: Path, kind: str, message: str) -> None:
     path = tmp_path / "log"
     if kind == "directory":
         path.mkdir()
@@ -79,7 +79,7 @@ def stream(chunks: Iterator[bytes]) -> int:
     return reading
 
 
-def test_stream_is_read_like_a_file() -> None:
+def test_log_from_a_stream_is_read_like_a_file() -> None:
     for size in (0, 100, MOST_BYTES, 3 * MOST_BYTES):
         content = os.urandom(size)
         reading = stream(iter([content]))
@@ -91,7 +91,7 @@ def test_stream_is_read_like_a_file() -> None:
             assert read == content[: MOST_BYTES // 2] + b"\n" + content[-MOST_BYTES // 2 :]
 
 
-def test_file_as_a_stream_is_read_from_its_offset(tmp_path: Path) -> None:
+def test_file_given_as_stdin_is_read_from_its_offset(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"first second")
     with (tmp_path / "log").open("rb") as file:
         assert read_stream_ends(file.fileno()) == b"first second"
@@ -99,7 +99,7 @@ def test_file_as_a_stream_is_read_from_its_offset(tmp_path: Path) -> None:
         assert read_stream_ends(file.fileno()) == b"second"
 
 
-def test_endless_stream_is_refused() -> None:
+def test_endless_stream_in_place_of_a_log_is_refused() -> None:
     with Path("/dev/zero").open("rb") as zeros, pytest.raises(EndlessError) as caught:
         read_stream_ends(zeros.fileno(), MOST_BYTES)
     assert caught.value.strerror == f"is longer than {MOST_STREAMED >> 20} MiB"

@@ -14,7 +14,7 @@ from crckpt.host.disk.rewind import linked_again
 from crckpt.host.observe.files import OtherNames
 
 
-def test_name_is_found_by_inode(tmp_path: Path) -> None:
+def test_other_name_of_a_removed_file_is_found_by_inode(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     inode = file.stat().st_ino
@@ -23,7 +23,7 @@ def test_name_is_found_by_inode(tmp_path: Path) -> None:
     assert OtherNames().find(f"{tmp_path}/nowhere/gone", {inode}) == ""
 
 
-def test_link_stays_unless_the_block_fails(tmp_path: Path) -> None:
+def test_link_to_a_removed_file_stays_unless_the_block_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     link, inode = tmp_path / "link", (tmp_path / "file").stat().st_ino
     with pytest.raises(FileNotFoundError), linked_again(link, "file", inode, os.getuid()):
@@ -64,7 +64,7 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
 
 
-def test_links_need_no_open_descriptor_each(tmp_path: Path) -> None:
+def test_many_removed_files_are_linked_with_few_descriptors(tmp_path: Path) -> None:
     """A program may have any number of removed files."""
     (tmp_path / "file").touch()
     inode, names = (tmp_path / "file").stat().st_ino, [tmp_path / f"link{number}" for number in range(100)]

@@ -24,7 +24,7 @@ def local(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime
     return datetime(2026, 1, day, hour, minute, second).astimezone(UTC)
 
 
-def test_first_change_after_a_time_counts() -> None:
+def test_first_upgrade_of_a_package_after_a_time_is_found() -> None:
     """The program had mapped the version before the first change."""
     assert packages.first_change(LOG, "libc6:amd64", local(1)) == (local(2, 3, 4, 5), "2.41-4")
     assert packages.first_change(LOG, "libc6", local(3)) == (local(4, 10), "2.41-5")
@@ -33,7 +33,7 @@ def test_first_change_after_a_time_counts() -> None:
     assert packages.first_change("", "libc6", local(1)) is None
 
 
-def test_change_within_the_same_second_counts_as_later() -> None:
+def test_upgrade_of_a_package_within_the_same_second_counts_as_later() -> None:
     """The log has no fractions of a second, and the caller knows that the file changed after that time."""
     half = local(2, 3, 4, 5) + timedelta(milliseconds=500)
     found = packages.first_change(LOG, "libc6", half)

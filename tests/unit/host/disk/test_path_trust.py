@@ -26,14 +26,14 @@ def place() -> Iterator[Path]:
         yield workdir
 
 
-def test_path_of_root_has_no_intruder(place: Path) -> None:
+def test_path_that_only_root_can_change_is_trusted(place: Path) -> None:
     (place / "file").touch(0o644)
     assert find_intruder_on(place / "file", NONE) == ""
     assert find_changers(place) == Changers()
     assert not find_changers(place)
 
 
-def test_owner_counts_unless_trusted(place: Path) -> None:
+def test_owner_of_a_file_must_be_root_or_trusted(place: Path) -> None:
     (place / "file").touch(0o644)
     os.chown(place / "file", NOBODY, 0)
     assert find_intruder_on(place / "file", NONE) == f"{place}/file belongs to user nobody"
@@ -42,7 +42,7 @@ def test_owner_counts_unless_trusted(place: Path) -> None:
     assert find_intruder_on(place / "file", NONE) == f"{place}/file belongs to user 4242"
 
 
-def test_directory_writable_by_everybody_is_found(place: Path) -> None:
+def test_path_in_a_directory_that_everybody_can_write_is_not_trusted(place: Path) -> None:
     (place / "open").mkdir()
     (place / "open").chmod(0o777)
     (place / "open/file").touch(0o644)
@@ -53,7 +53,7 @@ def test_directory_writable_by_everybody_is_found(place: Path) -> None:
     assert find_changers(place / "open") == Changers(anyone=True), "but anybody can make a new one"
 
 
-def test_group_counts_unless_all_members_are_trusted(place: Path) -> None:
+def test_group_that_can_write_a_path_must_have_only_trusted_members(place: Path) -> None:
     (place / "file").touch()
     (place / "file").chmod(0o664)
     os.chown(place / "file", 0, 4242)
@@ -62,7 +62,7 @@ def test_group_counts_unless_all_members_are_trusted(place: Path) -> None:
     assert find_intruder_on(place / "file", NONE) == ""
 
 
-def test_link_on_the_path_and_its_target_are_checked(place: Path) -> None:
+def test_link_on_a_path_and_its_target_must_both_be_trusted(place: Path) -> None:
     (place / "real").mkdir()
     (place / "real/file").write_text("content")
     (place / "link").symlink_to("real")
@@ -83,7 +83,7 @@ def test_link_on_the_path_and_its_target_are_checked(place: Path) -> None:
     assert find_intruder_on(place / "again", NONE) == f"{place}/link belongs to user nobody"
 
 
-def test_endless_links_are_refused(place: Path) -> None:
+def test_path_with_endless_links_is_not_trusted(place: Path) -> None:
     (place / "one").symlink_to("other")
     (place / "other").symlink_to("one")
     before = descriptors()
@@ -104,5 +104,5 @@ def test_only_a_regular_file_is_read(place: Path, kind: str, number: int) -> Non
     os.close(descriptor)
 
 
-def test_missing_directory_may_belong_to_anyone(place: Path) -> None:
+def test_directory_that_is_missing_may_belong_to_anyone(place: Path) -> None:
     assert find_changers(place / "none") == Changers(anyone=True)

@@ -20,7 +20,7 @@ from crckpt.host.syscalls.openat2 import file_rights_of
 pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
-def test_cut_off_part_is_kept_in_another_file(log: Path, tmp_path: Path) -> None:
+def test_cut_off_part_of_a_log_is_kept_in_another_file(log: Path, tmp_path: Path) -> None:
     with restored_on_failure(log, 4, "kept") as kept:
         assert log.read_bytes() == b"old "
     assert kept == tmp_path / "kept"
@@ -28,7 +28,7 @@ def test_cut_off_part_is_kept_in_another_file(log: Path, tmp_path: Path) -> None
     assert ((tmp_path / "kept").read_bytes(), mode(tmp_path / "kept")) == (b"new lines", 0o600)
 
 
-def test_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
+def test_failed_restore_puts_the_cut_off_lines_of_a_log_back(log: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         raise KeyboardInterrupt
     assert log.read_bytes() == b"old new lines"
@@ -36,7 +36,7 @@ def test_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_cut", [True, False])
-def test_interruption_during_the_cut_loses_nothing(log: Path, tmp_path: Path, *, has_cut: bool) -> None:
+def test_interruption_while_a_log_is_cut_back_loses_no_line(log: Path, tmp_path: Path, *, has_cut: bool) -> None:
     def interrupt(name: str, _operands: tuple[object, ...]) -> None:
         if name == "rewound.resize":
             steps.watch(None)
@@ -51,7 +51,7 @@ def test_interruption_during_the_cut_loses_nothing(log: Path, tmp_path: Path, *,
     assert names(tmp_path) == ["log"]
 
 
-def test_lines_are_durable_before_their_copy_is_removed(log: Path, tmp_path: Path) -> None:
+def test_lines_put_back_into_a_log_are_durable_before_their_copy_is_removed(log: Path, tmp_path: Path) -> None:
     taken: list[str] = []
     steps.watch(lambda name, _operands: taken.append(name))
     try:
@@ -62,7 +62,7 @@ def test_lines_are_durable_before_their_copy_is_removed(log: Path, tmp_path: Pat
     assert taken[-4:] == ["rewound.resize", "rewound.write", "rewound.sync", "tail.unlink"]
 
 
-def test_earlier_kept_lines_stay(log: Path, tmp_path: Path) -> None:
+def test_log_cut_back_again_leaves_the_lines_kept_before(log: Path, tmp_path: Path) -> None:
     """The same checkpoint may be restored, and its logs cut back, more than once."""
     for _ in range(3):
         with restored_on_failure(log, 4, "kept"):
@@ -114,13 +114,13 @@ def test_link_in_the_place_of_a_log_is_not_followed(log: Path, tmp_path: Path) -
     assert names(tmp_path) == ["below", "link", "there"]
 
 
-def test_restarted_log_is_not_extended(log: Path, tmp_path: Path) -> None:
+def test_log_shorter_than_at_the_checkpoint_is_not_cut_back(log: Path, tmp_path: Path) -> None:
     with pytest.raises(RestoreFailed, match="replaced or truncated"), restored_on_failure(log, 40, "kept"):
-        pytest.fail("it was resized")
+        pytest.fail("the log was resized")
     assert (log.read_bytes(), names(tmp_path)) == (b"old new lines", ["log"])
 
 
-def test_lines_appended_during_the_copy_are_kept(log: Path, tmp_path: Path) -> None:
+def test_lines_appended_to_a_log_while_it_is_copied_are_kept(log: Path, tmp_path: Path) -> None:
     def append(name: str, _operands: object) -> None:
         if name == "tail.sync-directory":
             with log.open("ab") as file:
@@ -156,7 +156,7 @@ def others(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("moment", ["rewound.open", "tail.create", "tail.sync-directory", "rewound.resize"])
-def test_directory_replaced_by_a_link_is_not_followed(others: Path, moment: str) -> None:
+def test_directory_of_a_log_that_was_replaced_by_a_link_is_not_followed(others: Path, moment: str) -> None:
     """The owner of a directory can replace it at any time: root would create files in the target of the link."""
     victim = others.with_name("victim")
 
@@ -196,7 +196,7 @@ def test_lines_are_kept_where_the_owner_may_create_no_file(others: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "directory", "file of root's"])
-def test_replacement_of_a_log_is_left_alone(others: Path, kind: str) -> None:
+def test_file_that_replaced_a_log_is_not_cut(others: Path, kind: str) -> None:
     secret = others.with_name("victim") / "secret"
     secret.write_bytes(b"a secret of root's")
     secret.chmod(0o600)
@@ -235,7 +235,7 @@ def test_log_that_its_owner_may_not_write_is_not_cut(others: Path) -> None:
     (others.with_name("victim") / "ours").touch(0o600)
 
 
-def test_other_threads_keep_their_rights(others: Path) -> None:
+def test_other_threads_of_crckpt_keep_their_rights_while_one_acts_as_a_user(others: Path) -> None:
     entered, looked = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -274,7 +274,7 @@ def test_sparse_log_takes_no_disk_space(log: Path, tmp_path: Path) -> None:
         assert file.read(14) == b"old new lines\0"
 
 
-def test_endless_writer_is_not_waited_for(log: Path, tmp_path: Path) -> None:
+def test_cutting_a_log_back_ends_although_a_program_writes_endlessly(log: Path, tmp_path: Path) -> None:
     """Each of our writes is followed by another one of the owner, to the log and to the kept part."""
     written = 0
 

@@ -50,20 +50,20 @@ def test_user_who_may_read_but_not_write_is_refused_for_writing(opened: Path, ro
     assert find_refused_user(str(opened), os.W_OK, [User(0, 0), SOMEBODY], root) == SOMEBODY
 
 
-def test_closed_parent_directory_is_found(opened: Path, root: int) -> None:
+def test_user_who_may_not_enter_the_parent_directory_is_refused(opened: Path, root: int) -> None:
     """The mode of the file does not show that: the process may have opened the file before."""
     opened.readlink().parent.chmod(0o700)
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
 
 
-def test_mode_of_a_deleted_file_counts(opened: Path, root: int) -> None:
+def test_user_is_refused_by_the_mode_of_a_deleted_file(opened: Path, root: int) -> None:
     path = opened.readlink()
     path.unlink()
     path.parent.chmod(0o700)
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
 
 
-def test_group_may_open_the_file(opened: Path, root: int) -> None:
+def test_user_in_the_group_of_the_file_may_open_it(opened: Path, root: int) -> None:
     path = opened.readlink()
     path.chmod(0o640)
     os.chown(path, 0, 4242)
@@ -71,7 +71,7 @@ def test_group_may_open_the_file(opened: Path, root: int) -> None:
     assert find_refused_user(str(opened), os.R_OK, [User(NOBODY, NOBODY, (4242,))], root) is None
 
 
-def test_users_are_found_by_number() -> None:
+def test_user_and_groups_of_a_process_are_found_by_number() -> None:
     assert (read_user(0).gid, user_name(0)) == (0, "root")
     assert pwd.getpwuid(0).pw_gid in read_user(0).groups
     assert read_user(424242) == User(424242, NOBODY)

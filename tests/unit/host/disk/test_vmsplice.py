@@ -24,7 +24,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     assert descriptors() == before
 
 
-def test_content_passes_unchanged(pipe: tuple[int, int]) -> None:
+def test_content_lent_to_a_pipe_arrives_unchanged(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     content = memoryview(bytearray(os.urandom(3 * PIPE_SIZE)))
     read = bytearray()
@@ -43,7 +43,7 @@ def test_content_passes_unchanged(pipe: tuple[int, int]) -> None:
     assert read == content
 
 
-def test_lent_pages_are_not_copied(pipe: tuple[int, int]) -> None:
+def test_pages_lent_to_a_pipe_are_not_copied(pipe: tuple[int, int]) -> None:
     """The content must not change before the reader has it."""
     reading, writing = pipe
     content = memoryview(bytearray(b"before".ljust(PAGE)))
@@ -54,7 +54,7 @@ def test_lent_pages_are_not_copied(pipe: tuple[int, int]) -> None:
     lender.close()
 
 
-def test_missing_reader_is_a_broken_pipe() -> None:
+def test_lending_pages_to_a_pipe_without_a_reader_is_a_broken_pipe() -> None:
     reading, writing = os.pipe()
     lender = Lender(writing)
     os.close(reading)

@@ -56,14 +56,14 @@ def wait_until_removed(path: Path) -> None:
     wait_for(lambda: not path.exists(), f"{path} to be removed")
 
 
-def test_process_over_the_limit_is_killed(group: memory_limit.MemoryGroup) -> None:
+def test_process_that_uses_more_memory_than_the_limit_is_killed(group: memory_limit.MemoryGroup) -> None:
     assert not group.ran_out
     result = subprocess.run([*group.joining, "python3", "-c", GREEDY_PROGRAM], stderr=subprocess.DEVNULL, check=False)
     assert result.returncode < 0
     assert group.ran_out
 
 
-def test_command_keeps_its_arguments_and_status(group: memory_limit.MemoryGroup) -> None:
+def test_command_under_a_memory_limit_keeps_its_arguments_and_status(group: memory_limit.MemoryGroup) -> None:
     words = ("sh", "-c", 'echo "$@"; cat /proc/self/cgroup; exit 3', "-", "a b", "$HOME")
     result = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
     assert result.returncode == 3
@@ -71,22 +71,22 @@ def test_command_keeps_its_arguments_and_status(group: memory_limit.MemoryGroup)
     assert group.path.name in result.stdout
 
 
-def test_group_is_removed_after_the_block(group: memory_limit.MemoryGroup) -> None:
+def test_memory_limit_group_is_removed_after_the_block(group: memory_limit.MemoryGroup) -> None:
     with memory_limit.limited(LIMIT, (group.path.parent,)) as other:
         assert other is not None
         assert other.path.is_dir()
     assert not other.path.exists()
-    assert group.path.is_dir(), "that of another one who lives was removed"
+    assert group.path.is_dir(), "the group of another living process was removed"
 
 
-def test_group_of_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
+def test_memory_limit_group_of_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path.with_name("crckpt-rehearsal-left")
     left.mkdir()
     with memory_limit.limited(LIMIT, (group.path.parent,)):
         wait_until_removed(left)
 
 
-def test_nested_group_left_by_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
+def test_nested_memory_limit_group_left_by_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path / "crckpt-rehearsal-left"
     left.mkdir()
     with memory_limit.limited(LIMIT, (group.path.parent,)):
@@ -99,7 +99,7 @@ def test_limit_is_none_where_cgroups_are_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_groups_removed_concurrently_are_ignored(group: memory_limit.MemoryGroup) -> None:
+def test_memory_limit_groups_that_another_process_removes_are_ignored(group: memory_limit.MemoryGroup) -> None:
     going, left, is_over = group.path / "going/below", group.path / "crckpt-rehearsal-left", threading.Event()
 
     def come_and_go() -> None:
@@ -121,7 +121,7 @@ def test_groups_removed_concurrently_are_ignored(group: memory_limit.MemoryGroup
         other.join()
 
 
-def test_group_removed_before_it_is_locked_is_made_again(top: Path) -> None:
+def test_memory_limit_group_removed_before_it_is_locked_is_made_again(top: Path) -> None:
     with running(sys.executable, "-c", GROUP_MAKING_PROGRAM, str(top)) as other:
         assert other.stdin is not None
         assert other.stdout is not None

@@ -19,7 +19,7 @@ NOBODY = 65534
 PROGRAM = Rights((33, 33, 33, 33), (34, 35, 34, 34), frozenset({5, 4}), (0, 0b11, 0b1, 0b111, 0), confined=False)
 
 
-def test_command_has_the_rights_of_the_program() -> None:
+def test_command_run_in_the_namespaces_of_a_tree_has_the_rights_of_its_program() -> None:
     assert rights_of(PROGRAM) == TreeRights(33, 35, (4, 5), 0), "of a user: no capabilities"
     root = replace(PROGRAM, uids=(0, 0, 0, 0))
     assert rights_of(root) == TreeRights(0, 35, (4, 5), 0b11), "of root: those that are permitted"
@@ -40,7 +40,7 @@ def output_of(init: int, rights: TreeRights, output: Path, *words: str) -> tuple
     return child.wait(), output.read_text()
 
 
-def test_user_gets_no_rights_of_root(init: int, tmp_path: Path) -> None:
+def test_command_run_as_the_user_of_a_tree_gets_no_rights_of_root(init: int, tmp_path: Path) -> None:
     status, text = output_of(init, TreeRights(NOBODY, NOBODY, (4,), 0), tmp_path / "out", "cat", "/proc/self/status")
     fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     assert status == 0
@@ -50,7 +50,7 @@ def test_user_gets_no_rights_of_root(init: int, tmp_path: Path) -> None:
         assert int(fields[name], 16) == 0
 
 
-def test_root_keeps_only_its_capabilities(init: int, tmp_path: Path) -> None:
+def test_command_run_as_a_root_with_few_capabilities_has_no_more(init: int, tmp_path: Path) -> None:
     rights = TreeRights(0, 0, (), 1 << 7 | 1 << 21)
     _, text = output_of(init, rights, tmp_path / "out", "grep", "CapEff", "/proc/self/status")
     assert int(text.split()[1], 16) == rights.capabilities
@@ -59,16 +59,18 @@ def test_root_keeps_only_its_capabilities(init: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status"), [(("sh", "-c", "exit 7"), 7), (("sh", "-c", "kill -TERM $$"), -signal.SIGTERM)]
 )
-def test_exit_status_of_the_command_is_returned(init: int, tmp_path: Path, words: tuple[str, ...], status: int) -> None:
+def test_exit_status_of_a_command_run_in_a_tree_is_returned(
+    init: int, tmp_path: Path, words: tuple[str, ...], status: int
+) -> None:
     assert output_of(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", *words)[0] == status
 
 
-def test_missing_command_is_reported(init: int, tmp_path: Path) -> None:
+def test_command_that_is_missing_in_the_mounts_of_a_tree_is_reported(init: int, tmp_path: Path) -> None:
     status, text = output_of(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", "/none\x01")
     assert (status, text.startswith("cannot run /none")) == (127, True)
 
 
-def test_ended_namespaces_are_an_error(tmp_path: Path) -> None:
+def test_command_cannot_be_run_in_namespaces_that_have_ended(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     status, text = output_of(ended.pid, TreeRights(0, 0, (), 0), tmp_path / "out", "true")

@@ -13,7 +13,7 @@ IPV4 = HostAddress("10.77.0.100", 24, "eth0")
 IPV6 = HostAddress("fd77::100", 64, "eth0")
 
 
-def test_ipv4_is_announced_by_request_and_reply() -> None:
+def test_ipv4_address_is_announced_by_arp_request_and_reply() -> None:
     request, reply = make_announcements(IPV4, MAC, is_router=False)
     ip = "0a4d0064"
     begin = "ffffffffffff 020000000002 0806 0001 0800 06 04"
@@ -21,7 +21,7 @@ def test_ipv4_is_announced_by_request_and_reply() -> None:
     assert reply == bytes.fromhex(f"{begin} 0002 020000000002 {ip} 020000000002 {ip}")
 
 
-def test_ipv6_is_announced_to_all_nodes() -> None:
+def test_ipv6_address_is_announced_to_all_nodes() -> None:
     (frame,) = make_announcements(IPV6, MAC, is_router=False)
     ip = socket.inet_pton(socket.AF_INET6, IPV6.ip)
     all_nodes = socket.inet_pton(socket.AF_INET6, "ff02::1")
@@ -35,6 +35,6 @@ def test_ipv6_is_announced_to_all_nodes() -> None:
     assert total % 0xFFFF == 0
 
 
-def test_router_flag_is_set() -> None:
+def test_announcement_of_an_ipv6_router_has_the_router_flag() -> None:
     (frame,) = make_announcements(IPV6, MAC, is_router=True)
     assert frame[58:62] == bytes.fromhex("a0000000")

@@ -30,7 +30,7 @@ def ipv6(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("make", [ipv4, ipv6])
-def test_link_padding_is_removed(make: Callable[[bytes], bytes]) -> None:
+def test_padding_of_the_link_layer_is_removed_from_a_packet(make: Callable[[bytes], bytes]) -> None:
     packet = parse_packet(make(segment(ACK, b"data")) + bytes(6))
     assert packet is not None
     assert packet.content == make(segment(ACK, b"data"))
@@ -49,7 +49,7 @@ def test_link_padding_is_removed(make: Callable[[bytes], bytes]) -> None:
         (0, b"data", False),
     ],
 )
-def test_only_data_and_fin_count_as_data(flags: int, data: bytes, has_data: bool) -> None:
+def test_only_packets_with_data_or_fin_count_as_data(flags: int, data: bytes, has_data: bool) -> None:
     packet = parse_packet(ipv4(segment(flags, data)))
     assert packet is not None
     assert packet.has_data == has_data
@@ -68,12 +68,12 @@ def test_only_data_and_fin_count_as_data(flags: int, data: bytes, has_data: bool
         b"\x44" + ipv4(segment(ACK, b"data"))[1:],
     ],
 )
-def test_incomplete_segment_is_refused(content: bytes) -> None:
+def test_incomplete_tcp_segment_is_refused(content: bytes) -> None:
     assert parse_packet(content) is None
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=80).map(lambda end: b"\x45" + end)))
-def test_any_bytes_are_handled(content: bytes) -> None:
+def test_any_bytes_in_place_of_a_packet_cause_no_error(content: bytes) -> None:
     packet = parse_packet(content)
     assert packet is None or packet.content == content[: len(packet.content)]
     # For no address, nothing is sent.

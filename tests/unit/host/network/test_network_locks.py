@@ -26,7 +26,7 @@ def test_network_lock_is_found_and_lifted() -> None:
 
 
 @pytest.mark.usefixtures("commands")
-def test_no_lock_is_lifted_without_nft() -> None:
+def test_network_lock_is_not_lifted_without_nft() -> None:
     if packet_filter.find_nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
     assert (packet_filter.can_filter(), packet_filter.lift_lock(RunId("x"))) == (False, None)

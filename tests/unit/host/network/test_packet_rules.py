@@ -15,7 +15,7 @@ from crckpt.host.process.cgroups import group_directory
 pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft")
 
 
-def test_later_rules_count_in_the_next_dump() -> None:
+def test_packet_rules_added_after_a_dump_are_seen_by_the_next() -> None:
     """One process may make many dumps: `migrate --all`, or a service."""
     above = group_directory("", "/")
     if above is None:

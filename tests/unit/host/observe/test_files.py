@@ -41,7 +41,7 @@ def hide(place: Path) -> None:
         pytest.skip("nothing can be mounted here")
 
 
-def test_mount_hides_files_below_it(hides: Path) -> None:
+def test_files_hidden_by_a_mount_are_found(hides: Path) -> None:
     file = hides / "file"
     code = f"""
 import mmap
@@ -59,7 +59,7 @@ os.chdir({str(hides)!r})
         assert {each.pid for each in found} == {process.pid}
 
 
-def test_other_file_of_the_same_name_hides_the_first(hides: Path) -> None:
+def test_file_whose_name_another_file_has_now_is_found(hides: Path) -> None:
     """A deleted file is saved with its content."""
     code = f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n"
     with program(code + WAIT_STATEMENTS) as process:

@@ -27,7 +27,9 @@ def unshared(*kinds: str) -> Iterator[proc.Process]:
         shell.communicate()
 
 
-def test_own_namespaces_are_not_foreign(waiting: subprocess.Popen[bytes]) -> None:
+def test_namespaces_of_crckpt_and_unshared_ones_of_the_same_owner_are_not_foreign(
+    waiting: subprocess.Popen[bytes],
+) -> None:
     own = read(os.getpid())
     assert list(find_foreign_namespaces([own, read(waiting.pid)], own)) == []
     with unshared("uts", "ipc") as shell:
@@ -54,7 +56,7 @@ def test_namespace_owned_by_a_user_namespace_is_foreign() -> None:
             joined.communicate()
 
 
-def test_ended_process_is_skipped() -> None:
+def test_namespaces_of_an_ended_process_are_skipped() -> None:
     own = read(os.getpid())
     with unshared("uts") as shell:
         pass

@@ -60,17 +60,17 @@ def marked(pids: list[int], most: int) -> list[int]:
     return found
 
 
-def test_whole_memory_is_sampled_on_request() -> None:
+def test_all_memory_is_sampled_if_the_sample_is_large_enough() -> None:
     with sleepers() as pids:
         assert sorted(marked(pids, 1 << 30)) == list(range(PAGES))
 
 
-def test_shared_memory_is_sampled() -> None:
+def test_sample_contains_shared_memory() -> None:
     with sleepers(flags=mmap.MAP_SHARED) as pids:
         assert sorted(marked(pids, 1 << 30)) == list(range(PAGES))
 
 
-def test_sample_is_spread_over_the_memory() -> None:
+def test_pages_of_a_sample_are_spread_over_the_memory() -> None:
     with sleepers() as pids:
         found = marked(pids, proc.memory(pids[0]) // 8)
         assert PAGES // 16 < len(found) < PAGES // 4
@@ -84,7 +84,7 @@ def test_similar_processes_are_sampled_at_the_same_offsets() -> None:
         assert len(found) == 3 * len(set(found)) > 0
 
 
-def test_sampling_loads_no_page() -> None:
+def test_sampling_memory_loads_no_page() -> None:
     with sleepers() as pids:
         before = proc.memory(pids[0])
         marked(pids, 1 << 30)

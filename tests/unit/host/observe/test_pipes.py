@@ -31,7 +31,7 @@ def test_both_ends_of_a_pipe_form_one_group() -> None:
         os.close(writing)
 
 
-def test_named_pipe_is_not_grouped(tmp_path: Path) -> None:
+def test_named_pipe_is_not_taken_for_an_unnamed_one(tmp_path: Path) -> None:
     name = tmp_path / "pipe:[7]"
     os.mkfifo(name)
     both = os.open(name, os.O_RDWR)
@@ -42,7 +42,7 @@ def test_named_pipe_is_not_grouped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["reader", "writer"])
-def test_pipe_without_another_end_is_found(closed: str) -> None:
+def test_pipe_whose_other_end_nobody_has_is_found(closed: str) -> None:
     ends = dict(zip(("reader", "writer"), os.pipe(), strict=True))
     inode = os.fstat(ends["reader"]).st_ino
     kept = ends["writer" if closed == "reader" else "reader"]

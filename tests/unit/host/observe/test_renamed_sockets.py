@@ -32,21 +32,23 @@ def names(directory: Path) -> list[str]:
     return sorted(found.name for found in directory.iterdir())
 
 
-def test_socket_takes_a_free_name(bound: socket.socket, tmp_path: Path) -> None:
+def test_renamed_socket_is_created_under_a_free_name(bound: socket.socket, tmp_path: Path) -> None:
     rename_again(bound, "name")
     renamed = find_renamed(bound)
     assert renamed is not None
     assert (renamed.new, names(tmp_path)) == ("name", ["name"])
 
 
-def test_socket_takes_the_place_of_an_unused_one(bound: socket.socket, tmp_path: Path) -> None:
+def test_renamed_socket_replaces_one_that_nobody_uses(bound: socket.socket, tmp_path: Path) -> None:
     leave_socket(tmp_path / "name")
     rename_again(bound, "name")
     assert names(tmp_path) == ["name"]
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
-def test_socket_of_a_server_is_not_replaced(bound: socket.socket, tmp_path: Path, kind: int) -> None:
+def test_renamed_socket_does_not_replace_one_of_a_running_server(
+    bound: socket.socket, tmp_path: Path, kind: int
+) -> None:
     with socket.socket(socket.AF_UNIX, kind) as server:
         server.bind(str(tmp_path / "name"))
         if kind != socket.SOCK_DGRAM:
@@ -60,7 +62,7 @@ def test_socket_of_a_server_is_not_replaced(bound: socket.socket, tmp_path: Path
 
 
 @pytest.mark.parametrize("had", ["nothing", "a socket"])
-def test_file_created_after_the_check_stays(
+def test_renamed_socket_does_not_replace_a_file_created_after_the_check(
     bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: str
 ) -> None:
     """In /tmp, another user may create a file with that name between check and rename."""

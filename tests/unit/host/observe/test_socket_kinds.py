@@ -9,7 +9,7 @@ from pathlib import Path
 from crckpt.host.observe.socket_kinds import SocketKind, read_socket_kinds, unread_bytes
 
 
-def test_family_type_and_protocol_are_read(tmp_path: Path) -> None:
+def test_family_type_and_protocol_of_sockets_are_read(tmp_path: Path) -> None:
     made = [
         socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),

@@ -120,7 +120,7 @@ def test_datagram_port_in_use_is_refused(address: str) -> None:
     assert sockets.find_bind_refusal(address, port, "datagram") is None
 
 
-def test_time_wait_connection_does_not_block_the_port(loopback: socket.socket) -> None:
+def test_port_is_free_although_a_connection_is_in_time_wait(loopback: socket.socket) -> None:
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)):
         loopback.accept()[0].close()

@@ -99,7 +99,7 @@ def test_tree_without_sockets_has_no_connections() -> None:
         process.wait()
 
 
-def test_connection_to_us_is_reported_once() -> None:
+def test_socket_to_an_outside_process_that_two_processes_have_is_reported_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, program(PROGRAM_WITH_A_CHILD, theirs.fileno()) as process:
         number = theirs.fileno()
@@ -123,7 +123,7 @@ def test_connection_created_during_the_observation_is_not_outside(monkeypatch: p
         assert look(process.pid).outside_ends == ()
 
 
-def test_end_in_flight_is_not_outside() -> None:
+def test_socket_that_waits_in_a_queue_of_the_tree_is_not_outside() -> None:
     """CRIU saves the end with the other messages in the queue."""
     with program(PROGRAM_WITH_A_DESCRIPTOR_IN_FLIGHT) as process:
         assert look(process.pid).outside_ends == ()

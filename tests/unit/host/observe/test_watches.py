@@ -35,7 +35,7 @@ def held(inotify: int) -> proc.Descriptor:
     return found
 
 
-def test_file_reachable_by_handle_is_not_lost(inotify: int, tmp_path: Path) -> None:
+def test_inotify_watch_of_a_file_reachable_by_handle_is_not_lost(inotify: int, tmp_path: Path) -> None:
     watch(inotify, tmp_path)
     watch(inotify, Path("/"))
     if os.geteuid() != 0:
@@ -44,7 +44,7 @@ def test_file_reachable_by_handle_is_not_lost(inotify: int, tmp_path: Path) -> N
     assert find_lost_watches([held(inotify)]) == ()
 
 
-def test_watch_with_a_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None:
+def test_inotify_watch_with_a_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None:
     """After a restart, a file system with generated handles does not know old ones."""
     place = tmp_path / "place"
     place.mkdir()
@@ -63,5 +63,5 @@ def test_watch_with_a_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_other_descriptors_have_no_watches() -> None:
+def test_descriptors_other_than_inotify_have_no_watches() -> None:
     assert find_lost_watches(found for found in proc.descriptors(os.getpid()) if "inotify" not in found.target) == ()

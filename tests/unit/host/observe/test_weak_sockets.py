@@ -29,14 +29,14 @@ def test_socket_with_a_peer_of_another_user_is_weak_unless_it_is_root(peer_user:
     assert found == [WeakSocket(100, 3, "peer", peer_user)] * is_weak
 
 
-def test_peer_outside_the_tree_is_ignored() -> None:
+def test_unix_socket_with_a_peer_outside_the_tree_is_not_weak() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         inodes = {(100, 3): os.fstat(ours.fileno()).st_ino}
         assert list(find_weak_sockets([KIND], inodes, USERS)) == []
 
 
-def test_socket_without_keys_is_not_weak() -> None:
+def test_tcp_socket_without_signing_keys_is_not_weak() -> None:
     signed = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         inodes = {(100, 3): os.fstat(listener.fileno()).st_ino}

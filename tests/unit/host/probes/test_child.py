@@ -43,7 +43,7 @@ def hang() -> int:
         (hangs, "no answer after 1 s"),
     ],
 )
-def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Fact], message: str) -> None:
+def test_probe_that_fails_or_hangs_gives_only_its_own_result(trial: Callable[[], Fact], message: str) -> None:
     before = children(), descriptors()
     outcome = probe_in_child(trial, within=1)
     assert (outcome.state, message in outcome.found) == ("limited", True), outcome
@@ -76,7 +76,7 @@ except Interrupted as error:
 """
 
 
-def test_interruption_ends_the_probe() -> None:
+def test_interruption_ends_the_probe_and_its_child() -> None:
     result = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM], capture_output=True, text=True, check=False)
     assert (result.stdout, result.stderr) == ("interrupted by SIGTERM True set()\n", "")
 

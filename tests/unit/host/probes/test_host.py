@@ -74,7 +74,7 @@ def inside(words: list[str], script: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_every_check_is_complete_and_has_consequence_and_fix(facts: dict[str, Fact]) -> None:
+def test_every_check_of_the_host_has_consequence_and_fix(facts: dict[str, Fact]) -> None:
     for key, fact in facts.items():
         assert fact.state in ("ok", "limited", "missing")
         assert fact.found, key
@@ -86,7 +86,7 @@ def test_every_check_is_complete_and_has_consequence_and_fix(facts: dict[str, Fa
 
 @AS_ROOT
 @pytest.mark.parametrize(("key", "option"), KERNEL_OPTIONS.items())
-def test_checks_agree_with_the_kernel_configuration(facts: dict[str, Fact], key: str, option: str) -> None:
+def test_checks_of_the_host_agree_with_the_kernel_configuration(facts: dict[str, Fact], key: str, option: str) -> None:
     packed = Path("/proc/config.gz")
     unpacked = Path(f"/boot/config-{os.uname().release}")
     if not packed.exists() and not unpacked.exists():
@@ -100,7 +100,7 @@ def test_checks_agree_with_the_kernel_configuration(facts: dict[str, Fact], key:
 
 @AS_ROOT
 @pytest.mark.parametrize(("key", "feature"), CRIU_FEATURES.items())
-def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) -> None:
+def test_checks_of_the_host_agree_with_criu_check(facts: dict[str, Fact], key: str, feature: str) -> None:
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
     if criu is None:
         pytest.skip("there is no CRIU")
@@ -110,11 +110,11 @@ def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) 
     assert (facts[key].state == "ok") == result.ok, (facts[key], result.output)
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_checks_of_the_host_leave_no_process_namespace_or_firewall_table(tmp_path: Path) -> None:
     before = children(), descriptors(), namespaces()
     checks_by_key(tmp_path)
     assert (children(), descriptors(), namespaces()) == before
-    # Of others there may be some: CRIU's, while another test runs it.
+    # There may be tables of other programs, such as CRIU in another test.
     assert shutil.which("nft") is None or "inet crckpt\n" not in run.run(["nft", "list", "tables"]).output
     assert list(tmp_path.iterdir()) == []
 

@@ -52,7 +52,7 @@ def test_pid_limit_and_machine_are_read() -> None:
     assert machine.arch() == os.uname().machine
 
 
-def test_first_cpu_is_described_completely() -> None:
+def test_all_features_of_the_first_cpu_are_read() -> None:
     line = next(
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
     )

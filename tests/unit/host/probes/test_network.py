@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it
 ROOT = 0
 
 
-def test_connections_cannot_be_saved_without_rights() -> None:
+def test_doctor_says_that_connections_cannot_be_saved_without_root() -> None:
     def check() -> None:
         found = network.tcp_repair()
         assert found.state == "missing"
@@ -29,7 +29,7 @@ def test_connections_cannot_be_saved_without_rights() -> None:
     as_user(check)
 
 
-def test_connections_can_be_saved_with_rights() -> None:
+def test_doctor_says_that_root_can_save_connections() -> None:
     before = descriptors()
     assert network.tcp_repair().state == "ok"
     assert descriptors() == before
@@ -56,7 +56,7 @@ def test_failing_tool_is_quoted(commands: Path) -> None:
     as_user(check, ROOT)
 
 
-def test_locks_are_not_tried_without_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_locks_are_not_tried_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> None:
         found = network.lock_by_iptables()
         assert (found.state, found.found, found.fix) == (
@@ -72,7 +72,7 @@ def test_locks_are_not_tried_without_rights(monkeypatch: pytest.MonkeyPatch) -> 
         as_user(check)
 
 
-def test_address_move_is_probed() -> None:
+def test_moving_an_address_is_probed_with_and_without_rights() -> None:
     """The probe runs where it is harmless."""
 
     def check() -> None:

@@ -7,7 +7,7 @@ import pytest
 from crckpt.host.probes.trial import Fact, free_of, limited, missing, ok
 
 
-def test_fact_has_a_state() -> None:
+def test_result_of_a_check_has_one_of_three_states() -> None:
     found = missing("found", "consequence", "command", safe=True)
     assert found == Fact("", "missing", "found", "consequence", "command", True)
     assert [each.state for each in (ok("x"), limited("x", "y"), missing("x", "y"))] == ["ok", "limited", "missing"]
@@ -23,5 +23,5 @@ def test_fact_has_a_state() -> None:
         (0, 1 << 20, "0.0 MiB free of 1.0"),
     ],
 )
-def test_free_and_total_have_one_unit(free: int, total: int, expected: str) -> None:
+def test_free_and_total_amount_are_printed_in_the_same_unit(free: int, total: int, expected: str) -> None:
     assert free_of(free, total) == expected

@@ -54,7 +54,7 @@ def test_other_user_cannot_suspend_filters() -> None:
     as_user(check)
 
 
-def test_attached_child_is_ended() -> None:
+def test_child_of_the_ptrace_trial_is_ended() -> None:
     def check() -> None:
         found = tasks.ptrace_scope()
         assert found.state == "ok"

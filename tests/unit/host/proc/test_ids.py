@@ -9,7 +9,7 @@ from small_programs import WAIT_STATEMENTS, free_pid, program, read
 from crckpt.host import proc
 
 
-def test_leader_is_reported_by_pid_even_if_others_use_its_group() -> None:
+def test_user_of_an_id_is_the_process_with_that_pid_before_members_of_its_group() -> None:
     with program(f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAIT_STATEMENTS}") as process:
         (child,) = proc.children(process.pid)
         (owner,) = proc.find_id_users([process.pid])
@@ -17,7 +17,7 @@ def test_leader_is_reported_by_pid_even_if_others_use_its_group() -> None:
         os.kill(child, 9)
 
 
-def test_group_outlives_its_leader() -> None:
+def test_process_group_keeps_its_id_in_use_after_its_leader_ended() -> None:
     """The kernel does not reuse the number, although no process has it."""
     code = "pid = os.fork()\nif pid: print(pid, flush=True); sys.exit()\nsys.stdin.read()"
     with program(code) as process:
@@ -29,5 +29,5 @@ def test_group_outlives_its_leader() -> None:
         os.kill(owner.pid, 9)
 
 
-def test_free_pid_has_no_user() -> None:
+def test_pid_that_is_free_is_used_by_nobody() -> None:
     assert proc.find_id_users([free_pid()]) == ()

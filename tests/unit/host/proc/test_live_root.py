@@ -25,7 +25,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start a program of another user")
 @pytest.mark.parametrize("user", [0, NOBODY])
-def test_only_root_can_hold_the_program_of_a_user(user: int) -> None:
+def test_program_traced_by_its_own_user_does_not_count_as_held_by_criu(user: int) -> None:
     """A program that its user traces does not count as held: crckpt waits only until CRIU releases it."""
     with subprocess.Popen(
         [PYTHON, "-c", TRACING_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user

@@ -41,7 +41,7 @@ def locked(file: Path, count: int) -> Iterator[int]:
         process.communicate()
 
 
-def test_locks_of_others_are_found(tmp_path: Path) -> None:
+def test_file_locks_of_other_processes_are_found(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with locked(file, MANY_LOCKS) as pid, file.open("r+b") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ while True:
 """
 
 
-def test_changing_locks_hide_no_others(tmp_path: Path) -> None:
+def test_file_locks_are_found_while_other_locks_change(tmp_path: Path) -> None:
     """The kernel returns a long list in parts, and continues each by the number of lines."""
     file = tmp_path / "file"
     busy = [sys.executable, "-c", PROGRAM_THAT_LOCKS_AND_UNLOCKS, str(tmp_path / "busy")]
@@ -99,7 +99,7 @@ sys.stdin.read()
 """
 
 
-def test_lock_with_an_ended_taker_is_found(tmp_path: Path) -> None:
+def test_file_lock_is_found_although_the_process_that_took_it_has_ended(tmp_path: Path) -> None:
     """A child has inherited the lock. In a PID namespace, as in a container, /proc/locks does not show the lock."""
     file = tmp_path / "file"
     with subprocess.Popen(
@@ -111,7 +111,9 @@ def test_lock_with_an_ended_taker_is_found(tmp_path: Path) -> None:
         assert [(lock.kind, lock.pid) for lock in read_held_locks([str(file)])[str(file)]] == [("flock", holder)]
 
 
-def test_many_locks_on_other_files_take_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_for_file_locks_ends_although_other_files_have_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For each page of /proc/locks the kernel starts from the first lock: the time grows with the square."""
     file = tmp_path / "file"
     file.touch()
@@ -140,7 +142,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("find", [read_held_locks, find_writers], ids=["locks", "writers"])
-def test_epolls_of_others_are_not_read(tmp_path: Path, find: Callable[[list[str]], object]) -> None:
+def test_search_for_file_locks_does_not_read_epolls(tmp_path: Path, find: Callable[[list[str]], object]) -> None:
     """The kernel lists all that an epoll watches for each of its descriptors, of which any user may have many."""
     file = tmp_path / "file"
     file.touch()

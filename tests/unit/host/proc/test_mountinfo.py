@@ -35,7 +35,7 @@ def test_mount_with_an_unusual_name_is_read(mounted: Path) -> None:
     assert list(read_mounts_of(os.getpid())) == list(read_mounts())
 
 
-def test_only_the_top_mount_is_visible(mounted: Path) -> None:
+def test_only_the_last_of_several_mounts_on_a_directory_is_visible(mounted: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "test", mounted], check=True)
     try:
         both = [mount for mount in read_mounts() if mount.path == str(mounted)]
@@ -47,7 +47,7 @@ def test_only_the_top_mount_is_visible(mounted: Path) -> None:
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_parent_mounts_come_first() -> None:
+def test_mount_points_are_listed_with_parents_first() -> None:
     paths = [mount.path for mount in mount_points()]
     assert paths[0] == "/"
     for at, path in enumerate(paths):

@@ -10,7 +10,7 @@ import pytest
 from crckpt.host.proc import procfs
 
 
-def test_endless_line_is_not_read(tmp_path: Path) -> None:
+def test_endless_line_of_a_file_in_proc_is_not_read(tmp_path: Path) -> None:
     """The path of a mapped file may be of any length."""
     file = tmp_path / "maps"
     file.write_bytes(b"a line\n" + b"x" * 100_000 + b"\nand another")

@@ -16,7 +16,7 @@ from crckpt.host import proc
 PTRACE_TRACEME = 0
 
 
-def test_process_is_described(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_is_read_with_its_ids_and_users(waiting: subprocess.Popen[bytes]) -> None:
     found, own = read(waiting.pid), read(os.getpid())
     assert (found.pid, found.ppid, found.pgid, found.sid) == (waiting.pid, os.getpid(), waiting.pid, waiting.pid)
     assert (found.threads, found.ns_pids[0], found.tracer) == ((waiting.pid,), waiting.pid, 0)
@@ -62,7 +62,7 @@ def test_thread_is_not_a_process() -> None:
         thread.join()
 
 
-def test_zombie_is_described(ended: int) -> None:
+def test_zombie_is_read_with_its_state_and_parent(ended: int) -> None:
     found = read(ended)
     assert (found.state, found.ppid) == ("zombie", os.getpid())
     assert (proc.descriptors(ended), proc.find_deleted_mapped_files(ended), proc.command_line(ended)) == ((), (), ())

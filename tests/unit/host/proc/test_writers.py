@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["a", "r+"])
-def test_writer_is_found_under_any_name(file: Path, how: str) -> None:
+def test_process_that_writes_to_a_file_is_found_under_any_name_of_the_file(file: Path, how: str) -> None:
     with opened(file.with_name("other"), how) as pid:
         found = find_writers([str(file), str(file.with_name("other")), str(file.parent / "none")])
     assert {path: writer.pid for path, writer in found.items()} == {str(file): pid, str(file.with_name("other")): pid}
@@ -47,12 +47,12 @@ def test_writer_is_found_under_any_name(file: Path, how: str) -> None:
     assert found[str(file)].comm.startswith("python")
 
 
-def test_reader_is_not_a_writer(file: Path) -> None:
+def test_process_that_only_reads_a_file_is_not_found_as_a_writer(file: Path) -> None:
     with opened(file, "r"):
         assert find_writers([str(file)]) == {}
 
 
-def test_mapping_counts_as_writing(file: Path) -> None:
+def test_process_with_a_writable_mapping_of_a_file_is_found_as_a_writer(file: Path) -> None:
     code = (
         "import mmap, sys, time; file = open(sys.argv[1], 'r+b'); there = mmap.mmap(file.fileno(), 1); file.close(); "
     )
@@ -65,7 +65,7 @@ def test_mapping_counts_as_writing(file: Path) -> None:
     assert found[str(file)].pid == process.pid
 
 
-def test_own_output_is_ignored(file: Path) -> None:
+def test_output_to_which_crckpt_itself_appends_is_not_in_use(file: Path) -> None:
     """A unit with StandardOutput=append: has such output."""
     with file.open("a"):
         assert find_writers([str(file)]) == {}

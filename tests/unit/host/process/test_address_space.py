@@ -28,7 +28,7 @@ except MemoryError:
 
 
 @pytest.mark.parametrize(("mebibytes", "expected"), [("none", "imported"), ("40", "refused"), ("4000", "imported")])
-def test_insufficient_address_space_is_refused(mebibytes: str, expected: str) -> None:
+def test_import_of_large_modules_is_refused_if_the_address_space_is_too_small(mebibytes: str, expected: str) -> None:
     argv = [sys.executable, "-c", IMPORTING_PROGRAM, mebibytes]
     environment = {"OPENBLAS_NUM_THREADS": "1"}
     result = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
@@ -54,5 +54,5 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
     ],
     ids=repr,
 )
-def test_error_may_be_caused_by_lack_of_memory(error: BaseException, is_so: bool) -> None:
+def test_errors_caused_by_lack_of_memory_are_recognized(error: BaseException, is_so: bool) -> None:
     assert is_out_of_memory(error) == is_so

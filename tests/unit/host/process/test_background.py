@@ -50,7 +50,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def test_child_continues_in_its_own_session(start: Start) -> None:
+def test_background_child_continues_in_its_own_session(start: Start) -> None:
     reading, writing = os.pipe()
     code = f"""
 print("before", flush=True)
@@ -72,7 +72,7 @@ with open({writing}, "w") as file:
 @pytest.mark.parametrize(
     ("end", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)]
 )
-def test_child_that_ends_early_gives_its_status(start: Start, end: str, status: int) -> None:
+def test_background_child_that_ends_early_gives_its_status(start: Start, end: str, status: int) -> None:
     process = start(end)
     process.communicate()
     assert process.returncode == status
@@ -93,7 +93,7 @@ sys.excepthook = say
 """
 
 
-def test_interruption_reaches_the_child(start: Start) -> None:
+def test_interruption_of_crckpt_reaches_its_background_child(start: Start) -> None:
     process = start(WAIT_STATEMENTS, ERROR_PRINTER)
     assert process.stdout is not None
     assert (process.stdout.readline(), process.stdout.readline()) == ("first\n", "waits\n")
@@ -102,7 +102,7 @@ def test_interruption_reaches_the_child(start: Start) -> None:
     assert (process.returncode, out, err) == (9, "interrupted by SIGINT\n", "")
 
 
-def test_interruption_outside_the_wait_reaches_the_child(start: Start) -> None:
+def test_interruption_outside_the_wait_for_the_background_child_reaches_it(start: Start) -> None:
     """The interruption comes just before the parent waits, or to another thread."""
     other_thread = """
 import threading
@@ -117,7 +117,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     assert (process.returncode, out) == (9, "interrupted by SIGINT\n")
 
 
-def test_interruption_after_the_fork_reaches_the_child(start: Start) -> None:
+def test_interruption_just_after_the_fork_reaches_the_background_child(start: Start) -> None:
     # Called from C: its handler runs once `fork` has returned.
     interrupts = """
 import ctypes, functools

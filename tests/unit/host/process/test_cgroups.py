@@ -46,25 +46,25 @@ def limit_memory(group: Path, most: str, used: str) -> None:
         write(group, memory_max=most, memory_current=used, memory_stat=stat)
 
 
-def test_groups_without_limits_leave_memory_and_tasks_unlimited(inner: Path) -> None:
+def test_control_groups_without_limits_leave_memory_and_tasks_unlimited(inner: Path) -> None:
     assert list(cgroups.memory_left()) == []
     assert cgroups.tasks_left() is None
     assert space.free_memory() > 1 << 20
 
 
-def test_page_cache_counts_as_free(inner: Path) -> None:
+def test_page_cache_of_a_control_group_counts_as_free_memory(inner: Path) -> None:
     limit_memory(inner, "2000", "1900")
     assert list(cgroups.memory_left()) == [900]
     assert space.free_memory() == 900
 
 
-def test_tightest_memory_limit_counts(inner: Path) -> None:
+def test_memory_left_is_that_of_the_control_group_with_the_tightest_limit(inner: Path) -> None:
     limit_memory(inner, "9000", "1900")
     limit_memory(inner.parent, "3000", "2900")
     assert space.free_memory() == 900
 
 
-def test_allowed_swap_counts(inner: Path) -> None:
+def test_allowed_swap_of_a_control_group_counts_as_free_memory(inner: Path) -> None:
     limit_memory(inner, "2000", "1900")
     assert list(cgroups.memory_left(swap=5000)) == [5900]
     (inner / "memory.swap.max").write_text("100\n")
@@ -72,7 +72,9 @@ def test_allowed_swap_counts(inner: Path) -> None:
     assert list(cgroups.memory_left(swap=5000)) == [970]
 
 
-def test_pid_limit_of_the_tightest_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_pids_left_is_that_of_the_control_group_with_the_tightest_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _in_group(monkeypatch, tmp_path, BOTH_CGROUP_VERSIONS)
     write(tmp_path / "fs/pids", pids_max="max", pids_current="70")
     write(tmp_path / "fs/pids/outer", pids_max="100", pids_current="60")
@@ -81,7 +83,7 @@ def test_pid_limit_of_the_tightest_group_counts(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
-def test_path_outside_the_groups_is_none(path: str) -> None:
+def test_path_outside_the_control_groups_has_no_directory(path: str) -> None:
     assert cgroups.group_directory("pids", path) is None
     assert cgroups.group_directory("", path) is None
     assert cgroups.group_directory("../../etc", "/") is None

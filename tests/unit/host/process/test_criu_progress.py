@@ -21,13 +21,15 @@ from crckpt.host.process.criu_progress import (
 )
 
 
-def test_idle_restore_is_reported_as_stuck(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_restore_that_is_idle_for_too_long_is_reported_as_stuck(
+    waiting: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     progress = Progress(tmp_path / "log")
     looks = [progress.is_stuck() for _ in range(QUIET_S + 2)]
     assert looks == [False] * (QUIET_S + 1) + [True]
 
 
-def test_growing_log_is_progress(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_growing_log_counts_as_progress_of_criu(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     with (tmp_path / "log").open("w") as log:
         for number in range(2 * QUIET_S):
@@ -36,7 +38,7 @@ def test_growing_log_is_progress(waiting: subprocess.Popen[bytes], tmp_path: Pat
     assert [progress.is_stuck() for _ in range(QUIET_S + 1)][-1]
 
 
-def test_new_process_is_progress(tmp_path: Path) -> None:
+def test_new_process_counts_as_progress_of_criu(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     for _ in range(QUIET_S):
         progress.is_stuck()

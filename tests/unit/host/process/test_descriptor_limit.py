@@ -35,11 +35,11 @@ def test_two_descriptors_per_pipe_and_a_reserve_are_needed(size: int, processes:
         (5000, ("prlimit", "--nofile=4096:4096")),
     ],
 )
-def test_limit_is_raised_only_when_needed(most: int, words: tuple[str, ...]) -> None:
+def test_descriptor_limit_is_raised_only_when_needed(most: int, words: tuple[str, ...]) -> None:
     assert prlimit_words(most, LIMITS) == words
 
 
-def test_limit_is_ours_without_the_capability() -> None:
+def test_descriptor_limit_of_crckpt_is_its_hard_limit_without_the_capability() -> None:
     if 24 not in effective_capabilities():
         pytest.skip("needs CAP_SYS_RESOURCE, to lose it")
     without = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
@@ -49,7 +49,7 @@ def test_limit_is_ours_without_the_capability() -> None:
     assert int(pages) in (16, 32, 64, 128, 256, 512, 1024)
 
 
-def test_limit_is_the_kernels_with_the_capability() -> None:
+def test_descriptor_limit_with_the_capability_is_that_of_the_kernel() -> None:
     if 24 not in effective_capabilities():
         pytest.skip("needs CAP_SYS_RESOURCE")
     limits = read_descriptor_limits()

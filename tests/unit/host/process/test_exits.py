@@ -38,7 +38,7 @@ def namespace() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
         unshare.kill()
 
 
-def test_only_the_ended_process_is_reported(
+def test_watched_exits_report_only_the_process_that_has_ended(
     namespace: tuple[subprocess.Popen[str], int, list[int]],
 ) -> None:
     unshare, init, (first, second) = namespace

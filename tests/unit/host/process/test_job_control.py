@@ -89,7 +89,7 @@ def goes_on_with_terminal(found: Shell) -> bool:
     return os.tcgetpgrp(found.master) == found.child and state(found.child) in "RS"
 
 
-def test_status_is_that_of_the_program() -> None:
+def test_exit_status_of_a_foreground_restore_is_that_of_the_program() -> None:
     with shell("exit 7") as found:
         assert found.wait("exited") == "7"
     with shell("kill -TERM $$") as found:
@@ -171,7 +171,7 @@ print(os.waitstatus_to_exitcode(job_control.wait_for_job(job_control.Job(program
         os.close(master)
 
 
-def test_ended_group_gets_no_keys() -> None:
+def test_keys_are_not_sent_to_a_process_group_that_has_ended() -> None:
     """A program chooses its groups, and can end one so that others get its number."""
     program, stranger = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     member = subprocess.Popen(["setsid", "sh", "-mc", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)

@@ -41,7 +41,7 @@ def failed(*pids: int) -> None:
         raise ValueError("x")
 
 
-def test_our_descendants_are_ended_and_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_failed_restore_ends_and_reaps_our_descendants(shell: subprocess.Popen[str], grandchild: int) -> None:
     failed(grandchild, shell.pid)
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
 
@@ -54,8 +54,8 @@ def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) ->
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
 
 
-def test_process_of_others_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
-    """The PID may have been free at the first look."""
+def test_failed_restore_does_not_end_a_process_of_another_parent(shell: subprocess.Popen[str], grandchild: int) -> None:
+    """A process may have got its PID only after crckpt saw that the PID was free."""
     failed(grandchild)
     found = proc.read_process(grandchild)
     assert found is not None
@@ -63,7 +63,7 @@ def test_process_of_others_stays(shell: subprocess.Popen[str], grandchild: int) 
     assert found.state != "zombie"
 
 
-def test_nothing_is_ended_without_a_failure(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_processes_are_ended_only_if_the_restore_fails(shell: subprocess.Popen[str], grandchild: int) -> None:
     with orphans.ended_on_failure((shell.pid, grandchild)):
         pass
     assert shell.poll() is None

@@ -37,7 +37,7 @@ def opened(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_output_and_status_are_returned() -> None:
+def test_output_and_status_of_a_command_are_returned() -> None:
     result = run.run(["sh", "-c", "echo out; echo err >&2; printf '\\377'; exit 3"])
     assert (result.output, result.status, result.ok) == ("out\nerr\n\ufffd", 3, False)
     assert run.run(["true"]).ok
@@ -72,7 +72,7 @@ def test_non_executable_program_is_an_error(tmp_path: Path) -> None:
         run.run([tmp_path / "program"])
 
 
-def test_timeout_is_an_error() -> None:
+def test_command_that_exceeds_its_time_limit_is_an_error() -> None:
     with pytest.raises(HostCannot, match=r"no answer after 0\.1 s from: sleep 3600"):
         run.run(["sleep", "3600"], timeout=0.1)
 
@@ -93,12 +93,12 @@ def test_started_program_has_its_own_session_and_output(opened: int, tmp_path: P
     assert session == pid == str(child.pid)
 
 
-def test_output_file_is_private(tmp_path: Path) -> None:
+def test_output_file_of_a_started_program_is_private(tmp_path: Path) -> None:
     run.start(["true"], output=tmp_path / "out").wait()
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o600
 
 
-def test_kept_descriptors_are_inherited(opened: int, tmp_path: Path) -> None:
+def test_child_inherits_the_descriptors_that_it_is_given(opened: int, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     child = run.start(
         ["sh", "-c", f"read line; echo got $line; readlink /proc/self/fd/{opened}; ps -o sid= -p $$"],
@@ -114,13 +114,13 @@ def test_kept_descriptors_are_inherited(opened: int, tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text().split() == ["got", "this", str(tmp_path / "ours"), str(os.getsid(0))]
 
 
-def test_python_path_is_passed(tmp_path: Path) -> None:
+def test_environment_of_a_child_has_the_python_path(tmp_path: Path) -> None:
     child = run.start(["sh", "-c", "echo $PYTHONPATH"], output=tmp_path / "out", python_path=Path("/some where"))
     child.wait()
     assert (tmp_path / "out").read_text() == "/some where\n"
 
 
-def test_second_wait_closes_no_other_descriptor(tmp_path: Path) -> None:
+def test_waiting_twice_for_a_child_closes_no_other_descriptor(tmp_path: Path) -> None:
     child = run.start(["sh", "-c", "exit 5"], output=tmp_path / "out")
     number = child.pidfd
     assert child.wait() == 5
@@ -131,7 +131,7 @@ def test_second_wait_closes_no_other_descriptor(tmp_path: Path) -> None:
     assert child.ends_within(0)
 
 
-def test_ends_within_returns_whether_the_child_has_ended(tmp_path: Path) -> None:
+def test_waiting_for_a_child_returns_whether_it_ended_in_time(tmp_path: Path) -> None:
     child = run.start(["sleep", "60"], output=tmp_path / "out")
     assert not child.ends_within(0.02)
     os.kill(child.pid, signal.SIGTERM)

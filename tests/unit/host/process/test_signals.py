@@ -115,7 +115,7 @@ def test_second_interrupt_does_not_cut_cleanup_short() -> None:
     assert output_of(body) == ["cleaned up", "interrupted by SIGINT"]
 
 
-def test_error_of_the_block_is_not_hidden() -> None:
+def test_interruption_during_an_error_does_not_hide_the_error() -> None:
     body = """
         with interrupts_deferred():
             interrupt("SIGTERM")
@@ -138,7 +138,7 @@ def test_block_after_a_failure_can_be_interrupted() -> None:
     assert output_of(body) == ["failed", "in the next block", "interrupted by SIGTERM"]
 
 
-def test_ignored_interrupts_are_too_late() -> None:
+def test_interruption_after_ignore_interrupts_has_no_effect() -> None:
     body = """
         with interrupts_deferred():
             interrupt("SIGTERM")
@@ -169,7 +169,7 @@ def test_signals_are_forwarded(name: str, status: int) -> None:
     assert output_of(body) == [str(status), "went on"]
 
 
-def test_pending_signal_is_forwarded() -> None:
+def test_signal_that_was_deferred_is_forwarded_to_the_program() -> None:
     body = f"""{PROGRAM}
         with interrupts_deferred():
             interrupt("SIGTERM")

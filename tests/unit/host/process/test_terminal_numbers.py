@@ -49,7 +49,7 @@ def far() -> int:
     return 60 + max(read_used_numbers(), default=0)
 
 
-def test_used_numbers_are_found() -> None:
+def test_numbers_of_terminals_in_use_are_found() -> None:
     with opened_terminals(2) as numbers:
         assert read_used_numbers() >= set(numbers)
 
@@ -62,7 +62,7 @@ def test_terminals_are_held_until_criu_can_reach_a_high_number(far: int) -> None
     assert count_opened_until(far) == 0
 
 
-def test_needed_number_is_not_held(far: int) -> None:
+def test_terminal_number_that_the_tree_needs_is_left_free(far: int) -> None:
     needed = {far, far - OPENED_BY_CRIU - 1}
     with lower_numbers_held(frozenset(needed)):
         assert not read_used_numbers() & needed
@@ -97,7 +97,7 @@ def hold(number: int, multiplexer: str) -> None:
         pass
 
 
-def test_failure_leaves_no_terminal_open(far: int) -> None:
+def test_failure_to_open_terminals_leaves_none_open(far: int) -> None:
     before = own_descriptors()
     with pytest.raises(OSError, match="Inappropriate ioctl"), lower_numbers_held(frozenset({far}), "/dev/null"):
         pass

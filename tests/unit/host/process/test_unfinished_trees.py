@@ -48,7 +48,7 @@ def identified(path: Path) -> CriuLog:
     return log
 
 
-def test_tree_is_unfinished_once_its_criu_is_dead(tmp_path: Path) -> None:
+def test_tree_counts_as_unfinished_once_its_criu_is_dead(tmp_path: Path) -> None:
     log = tmp_path / "restore.log"
     with program(log, "w") as builder, program(log, "a") as root:
         live = identify(root, builder)
@@ -67,7 +67,7 @@ def test_tree_is_unfinished_once_its_criu_is_dead(tmp_path: Path) -> None:
         assert not live.is_unfinished()
 
 
-def test_running_tree_is_never_unfinished(tmp_path: Path) -> None:
+def test_tree_that_runs_never_counts_as_unfinished(tmp_path: Path) -> None:
     """The process has closed the log, has opened another file with that name, or its log is unknown."""
     log, other = tmp_path / "restore.log", tmp_path / "other.log"
     log.touch()
@@ -81,7 +81,7 @@ def test_running_tree_is_never_unfinished(tmp_path: Path) -> None:
         assert root.poll() is None
 
 
-def test_other_file_with_the_path_of_the_log_does_not_count(tmp_path: Path) -> None:
+def test_process_with_another_file_at_the_path_of_the_log_does_not_count_as_unfinished(tmp_path: Path) -> None:
     """Any user can create such a file in mounts of their own, and pass it to any process."""
     log = tmp_path / "restore.log"
     log.touch()
@@ -92,7 +92,7 @@ def test_other_file_with_the_path_of_the_log_does_not_count(tmp_path: Path) -> N
         assert other.poll() is None
 
 
-def test_process_older_than_criu_does_not_count(tmp_path: Path) -> None:
+def test_process_older_than_criu_does_not_count_as_unfinished(tmp_path: Path) -> None:
     """The program of a user may pass the log to a daemon: no process of the tree is so old."""
     log = tmp_path / "restore.log"
     with program(log, "w") as daemon:

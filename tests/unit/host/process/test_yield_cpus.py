@@ -60,32 +60,32 @@ def test_crckpt_does_not_use_the_cpu_on_which_a_program_runs() -> None:
         assert os.sched_getaffinity(0) == OUR_CPUS
 
 
-def test_sleeping_process_leaves_all_cores() -> None:
+def test_crckpt_uses_all_cpus_if_the_program_sleeps() -> None:
     with running(_SLEEP, min(OUR_CPUS), "S") as pid, cores_left_to([pid]):
         assert os.sched_getaffinity(0) == OUR_CPUS
 
 
-def test_at_least_half_of_the_cores_is_kept() -> None:
+def test_crckpt_uses_at_least_half_of_its_cpus() -> None:
     first, second = sorted(OUR_CPUS)[:2]
     with running(_SPIN, first, "R") as one, running(_SPIN, second, "R") as other, cores_left_to([one, other]):
         kept = os.sched_getaffinity(0)
         assert kept == (OUR_CPUS - {first, second} if len(OUR_CPUS) >= 4 else OUR_CPUS)
 
 
-def test_ended_process_leaves_all_cores() -> None:
+def test_crckpt_uses_all_cpus_if_the_program_has_ended() -> None:
     with running(_SPIN, min(OUR_CPUS), "R") as pid:
         pass
     with cores_left_to([pid]):
         assert os.sched_getaffinity(0) == OUR_CPUS
 
 
-def test_interruption_restores_the_cores() -> None:
+def test_interruption_gives_crckpt_all_its_cpus_again() -> None:
     with running(_SPIN, min(OUR_CPUS), "R") as pid, pytest.raises(KeyboardInterrupt), cores_left_to([pid]):
         raise KeyboardInterrupt
     assert os.sched_getaffinity(0) == OUR_CPUS
 
 
-def test_all_cores_are_used_without_permission_to_look() -> None:
+def test_crckpt_uses_all_cpus_if_it_may_not_read_where_the_program_runs() -> None:
     def refused(_: object) -> set[int]:
         raise PermissionError
 

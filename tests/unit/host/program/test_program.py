@@ -68,12 +68,12 @@ def test_program_is_named_by_its_script_module_or_executable(executable: str, li
 
 @pytest.mark.parametrize(("title", "name"), [("redis-server *:6379", "redis-server"), ("other *:1", "redis-check-rdb")])
 @pytest.mark.parametrize("more", ["", " unixsocket:/run/x"])
-def test_title_starts_with_the_name(title: str, more: str, name: str) -> None:
-    """redis-server is a link to another program; what the kernel does not confirm counts for nothing."""
+def test_program_with_a_changed_title_is_named_by_its_beginning(title: str, more: str, name: str) -> None:
+    """redis-server is a link to another program. A title counts only as far as the kernel confirms it by the comm."""
     assert identify("/usr/bin/redis-check-rdb", [title + more], comm="redis-server").name == name
 
 
-def test_service_has_the_name_of_its_unit() -> None:
+def test_program_of_a_service_is_named_by_its_unit() -> None:
     for unit, name in (("nginx.service", "nginx"), ("getty@tty1.service", "getty-tty1"), (r"a\x2db.service", "a-b")):
         assert identify(PYTHON, ["python3", "x.py"], unit=f"/system.slice/{unit}").name == name
 
@@ -103,7 +103,7 @@ def test_program_may_replace_its_command_line(title: str, name: str) -> None:
     ],
     ids=ascii,
 )
-def test_name_has_only_valid_characters(script: str, name: str) -> None:
+def test_name_of_a_program_has_only_valid_characters(script: str, name: str) -> None:
     assert identify(PYTHON, ["python3", script]).name == name
 
 
@@ -155,7 +155,7 @@ OTHER: Sequence[tuple[Program, Program]] = (
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_same_programs_are_recognized(one: Program, other: Program) -> None:
+def test_same_program_is_recognized_by_executable_and_script(one: Program, other: Program) -> None:
     assert is_same_program(one, other)
     assert is_same_program(other, one)
 
@@ -166,7 +166,7 @@ def test_different_programs_are_distinguished(one: Program, other: Program) -> N
     assert not is_same_program(other, one)
 
 
-def test_code_is_not_shown() -> None:
+def test_title_of_a_program_does_not_contain_code_of_its_command_line() -> None:
     """The code may contain a password."""
     assert of("/bin/sh", "sh -c login=secret").title == "sh -c ..."
     assert of(PYTHON, "python3 -m http.server").title == "python3 -m http.server"

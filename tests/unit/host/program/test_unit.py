@@ -62,7 +62,7 @@ def path_of(group: Path) -> str:
     return f"/{group.parent.name}/{group.name}"
 
 
-def test_only_the_main_process_is_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_only_the_main_process_of_a_unit_counts_as_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     service = slice_ / "web@1.service"
     put(shell.pid, service)
     child = start_child(shell)
@@ -70,7 +70,7 @@ def test_only_the_main_process_is_the_service(slice_: Path, shell: subprocess.Po
     assert find_service(child) == ""
 
 
-def test_nested_groups_belong_to_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_process_in_a_nested_control_group_belongs_to_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     service = slice_ / "web.service"
     service.mkdir()
     put(shell.pid, service / "main")

@@ -71,5 +71,5 @@ def test_bpf_program_restricts_its_control_group_and_those_below(group: Path, ki
 
 
 @pytest.mark.parametrize("path", ["/nonexistent", "/proc/self", "/etc/passwd"])
-def test_other_directory_has_no_programs(path: str) -> None:
+def test_directory_outside_the_control_groups_has_no_bpf_programs(path: str) -> None:
     assert list(group_programs(Path(path))) == []

@@ -26,7 +26,7 @@ NATIVE_STACK, COMPAT_STACK = 1 << 46, 1 << 31
         (1, "s390", True, "call 1"),
     ],
 )
-def test_call_has_the_name_of_its_machine(number: int, machine: str, is_native: bool, name: str) -> None:
+def test_system_call_has_its_name_on_each_machine(number: int, machine: str, is_native: bool, name: str) -> None:
     assert call_name(number, machine, is_native=is_native) == name
 
 
@@ -34,7 +34,7 @@ def test_call_has_the_name_of_its_machine(number: int, machine: str, is_native: 
     ("machine", "stack", "is_native"),
     [("x86_64", NATIVE_STACK, True), ("x86_64", COMPAT_STACK, False), ("aarch64", NATIVE_STACK, True)],
 )
-def test_warned_calls_have_the_right_numbers(machine: str, stack: int, is_native: bool) -> None:
+def test_numbers_of_system_calls_that_crckpt_warns_of_are_right(machine: str, stack: int, is_native: bool) -> None:
     # With timeouts, and without the flag for an absolute time: then none of them is left out.
     lines = {number: f"{number} 0x0 0x0 0x0 0x1 0x0 0x0 {stack:#x} 0x0" for number in range(460)}
     named = {number: call for number, line in lines.items() if (call := parse_call(line, machine)[0])}
@@ -42,7 +42,7 @@ def test_warned_calls_have_the_right_numbers(machine: str, stack: int, is_native
     assert named == {number: call_name(number, machine, is_native=is_native) for number in named}
 
 
-def test_restarted_calls_have_the_right_numbers() -> None:
+def test_numbers_of_system_calls_that_crckpt_restarts_are_right() -> None:
     numbers = {call.name: call.number for call in RESTARTED_CALLS if call.number >= 0}
     assert len(numbers) > 20
     assert numbers == {call_name(number, "x86_64"): number for number in numbers.values()}

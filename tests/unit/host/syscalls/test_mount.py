@@ -65,6 +65,6 @@ def test_mount_becomes_the_root(tmp_path: Path) -> None:
     apart(check)
 
 
-def test_failure_names_the_path(tmp_path: Path) -> None:
+def test_failed_mount_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"{tmp_path}/none"):
         own_process.bind(str(tmp_path), str(tmp_path / "none"))

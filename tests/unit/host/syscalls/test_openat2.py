@@ -55,7 +55,7 @@ def test_new_file_gets_its_mode(directory: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take the rights of another user")
-def test_rights_of_another_user_end_with_the_block(tmp_path: Path) -> None:
+def test_rights_of_another_user_are_held_only_within_the_block(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     for above in (tmp_path, *tmp_path.parents[:-1]):
@@ -74,6 +74,6 @@ def test_rights_of_another_user_end_with_the_block(tmp_path: Path) -> None:
     assert secret.read_bytes() == b""
 
 
-def test_own_rights_need_no_change() -> None:
+def test_acting_as_the_own_user_changes_no_rights() -> None:
     with file_rights_of(os.geteuid(), os.getegid()):
         assert os.geteuid() == os.getuid()

@@ -37,7 +37,7 @@ def _kernel_can() -> None:
         pytest.skip(error.message)
 
 
-def test_written_pages_are_found_exactly(target: StatementRunner) -> None:
+def test_exactly_the_written_pages_are_found(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range(32))")
     with_it = protect_all_maps(target.pid)
     assert is_registered(target.pid, place)
@@ -50,7 +50,7 @@ def test_written_pages_are_found_exactly(target: StatementRunner) -> None:
     with_it.close()
 
 
-def test_kernel_writes_count(target: StatementRunner, tmp_path: Path) -> None:
+def test_pages_written_by_the_kernel_count_as_written(target: StatementRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
@@ -61,7 +61,7 @@ def test_kernel_writes_count(target: StatementRunner, tmp_path: Path) -> None:
     with_it.close()
 
 
-def test_all_regions_are_found_in_several_scans(target: StatementRunner) -> None:
+def test_all_written_regions_are_found_in_several_scans(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
@@ -72,7 +72,7 @@ def test_all_regions_are_found_in_several_scans(target: StatementRunner) -> None
 
 
 @pytest.mark.parametrize("count", [300, 700, 1500])
-def test_no_page_is_reported_twice(target: StatementRunner, count: int) -> None:
+def test_scan_of_page_maps_reports_no_page_twice(target: StatementRunner, count: int) -> None:
     """The kernel answers in several passes, and may report an earlier end than it has reached."""
     place = target.do(f"result = area({2 * count}); write(result, range({2 * count}))")
     with_it = protect_all_maps(target.pid)
@@ -159,7 +159,7 @@ def test_old_descriptor_returns_nothing_after_exec(target: StatementRunner) -> N
     with_it.close()
 
 
-def test_second_userfaultfd_is_busy(target: StatementRunner) -> None:
+def test_mappings_cannot_be_tracked_by_two_userfaultfds(target: StatementRunner) -> None:
     with_it = protect_all_maps(target.pid)
     with pytest.raises(OSError, match="busy"):
         protect_all_maps(target.pid)
@@ -178,7 +178,7 @@ def test_every_page_counts_as_written_without_the_tracker(target: StatementRunne
     target.do("write(result, [1])")
 
 
-def test_huge_page_is_reported_in_parts(target: StatementRunner) -> None:
+def test_written_parts_of_a_huge_page_are_reported(target: StatementRunner) -> None:
     place = target.do("result = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
     target.do(f"LIBC.madvise(ctypes.c_void_p(result), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(result, [0])")
     with_it = protect_all_maps(target.pid)
@@ -208,7 +208,7 @@ def test_guard_pages_stay_guards(target: StatementRunner) -> None:
     with_it.close()
 
 
-def test_hugetlb_is_not_scanned(target: StatementRunner) -> None:
+def test_hugetlb_mappings_are_not_scanned(target: StatementRunner) -> None:
     place = target.do(f"result = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
     with_it = protect_all_maps(target.pid)
     assert not is_registered(target.pid, place)

@@ -25,7 +25,7 @@ def rows(*pairs: tuple[int, int]) -> npt.NDArray[np.uint64]:
     return np.array(pairs, np.uint64)
 
 
-def test_rows_are_written_to_their_addresses() -> None:
+def test_pages_are_written_to_their_addresses_in_another_process() -> None:
     if not can_write_memory():
         pytest.skip("the kernel does not allow it")
     ours = np.frombuffer(b"A" * 8 + b"B" * 8, np.uint8)

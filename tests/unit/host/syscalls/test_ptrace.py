@@ -54,7 +54,7 @@ def test_system_calls_run_in_the_other_process(target: StatementRunner) -> None:
     assert is_unharmed(target)
 
 
-def test_lent_memory_is_restored(target: StatementRunner, tmp_path: Path) -> None:
+def test_memory_lent_for_injected_calls_is_restored(target: StatementRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     name = os.fsencode(tmp_path / "file") + b"\0"
 
@@ -80,7 +80,7 @@ def test_lent_memory_is_restored(target: StatementRunner, tmp_path: Path) -> Non
     assert is_unharmed(target)
 
 
-def test_failure_leaves_the_process_unchanged(target: StatementRunner) -> None:
+def test_failed_injected_call_leaves_the_process_unchanged(target: StatementRunner) -> None:
     def check() -> None:
         with suppress(KeyError), stopped(target.pid) as thread:
             thread.system_call(GETPID)

@@ -11,7 +11,7 @@ import pytest
 from crckpt.host.syscalls import ptrace_requests
 
 
-def test_import_starts_no_program() -> None:
+def test_import_of_the_ptrace_binding_starts_no_program() -> None:
     program = (
         "import sys; started = []\n"
         "sys.addaudithook(lambda event, words: started.append(event) if event in "

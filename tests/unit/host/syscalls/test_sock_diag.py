@@ -13,7 +13,7 @@ from crckpt.host.syscalls.netlink import align
 TCP = struct.Struct("=BBBxI48x")
 
 
-def test_own_listener_is_listed() -> None:
+def test_kernel_lists_our_listening_socket() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         request = TCP.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << 10)
@@ -22,11 +22,11 @@ def test_own_listener_is_listed() -> None:
         assert port in ports
 
 
-def test_refusal_is_an_error() -> None:
+def test_socket_listing_that_the_kernel_refuses_is_an_error() -> None:
     with pytest.raises(OSError, match=r"No such file|Invalid argument"):
         list(ask_for_sockets(TCP.pack(255, 0, 0, 0xFFFFFFFF)))
 
 
 @pytest.mark.parametrize(("size", "aligned"), [(0, 0), (1, 4), (4, 4), (5, 8)])
-def test_messages_are_aligned(size: int, aligned: int) -> None:
+def test_netlink_messages_are_aligned(size: int, aligned: int) -> None:
     assert align(size) == aligned

@@ -54,7 +54,7 @@ def test_mapping_is_tracked_until_unregistered(memory: AddressRange, protection:
     assert not is_registered(os.getpid(), memory.start)
 
 
-def test_closing_ends_the_tracking(memory: AddressRange) -> None:
+def test_closing_the_userfaultfd_ends_the_tracking(memory: AddressRange) -> None:
     before = descriptors()
     protection = WriteProtection(open_descriptor())
     protection.register(memory)
@@ -66,7 +66,9 @@ def test_closing_ends_the_tracking(memory: AddressRange) -> None:
     assert descriptors() == before
 
 
-def test_mapping_tracked_by_another_is_busy(memory: AddressRange, protection: WriteProtection) -> None:
+def test_mapping_tracked_by_another_userfaultfd_is_reported_as_busy(
+    memory: AddressRange, protection: WriteProtection
+) -> None:
     other = WriteProtection(open_descriptor())
     other.register(memory)
     with pytest.raises(OSError, match="busy") as refused:
@@ -77,12 +79,12 @@ def test_mapping_tracked_by_another_is_busy(memory: AddressRange, protection: Wr
     protection.register(memory)
 
 
-def test_missing_mapping_is_an_error(protection: WriteProtection) -> None:
+def test_tracking_a_mapping_that_does_not_exist_is_an_error(protection: WriteProtection) -> None:
     with pytest.raises(OSError, match=r"Invalid argument|Cannot allocate memory|No such file"):
         protection.register(AddressRange(1 << 40, (1 << 40) + mmap.PAGESIZE))
 
 
-def test_descriptor_is_recognized_as_ours(protection: WriteProtection) -> None:
+def test_userfaultfd_of_crckpt_is_recognized_by_its_descriptor(protection: WriteProtection) -> None:
     ours = next(int(path.name) for path in descriptors() if "userfaultfd" in str(_target(path)))
     other = os.eventfd(0)
     assert protection.is_held_by(os.getpid(), ours)
@@ -96,7 +98,7 @@ def _target(path: Path) -> str:
     return str(path.readlink()) if path.is_symlink() else ""
 
 
-def test_unsuitable_descriptor_is_closed() -> None:
+def test_descriptor_that_is_no_suitable_userfaultfd_is_closed() -> None:
     descriptor = os.eventfd(0)
     before = descriptors()
     with pytest.raises(HostCannot, match="this kernel cannot track writes by userfaultfd: ") as refused:

@@ -30,7 +30,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_unit_is_pinned(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_target_that_is_a_unit_is_pinned_to_its_main_process(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
     systemctl.write_text(_FAKE_SYSTEMCTL.format(start="", pid=sleeper.pid))
     with pinned("unit:web") as process:
         process.check()

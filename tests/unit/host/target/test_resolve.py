@@ -33,7 +33,7 @@ def refused(target: str, kind: type[CrckptError] = UsageError) -> CrckptError:
     return caught.value
 
 
-def test_number_is_a_pid() -> None:
+def test_target_that_is_a_number_is_a_pid() -> None:
     assert resolve("1234") == resolve(" 1234\n") == 1234
 
 
@@ -42,7 +42,7 @@ def test_invalid_pid_is_refused(target: str) -> None:
     assert "is not a PID" in refused(target).message
 
 
-def test_program_name_suggests_pgrep(tmp_path: Path) -> None:
+def test_target_that_is_a_program_name_suggests_pgrep(tmp_path: Path) -> None:
     advice = "for a program, give its PID: pgrep -af app.py (package procps); for a service: unit:app.py"
     assert refused("app.py").hint == advice
     (tmp_path / "pid").write_text("redis\n")
@@ -51,7 +51,7 @@ def test_program_name_suggests_pgrep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["4194305", "99999999"])
-def test_too_large_number_names_the_limit(target: str) -> None:
+def test_target_number_above_the_pid_limit_names_the_limit(target: str) -> None:
     limit = Path("/proc/sys/kernel/pid_max").read_text().strip()
     assert refused(target).message == f"'{target}' is not a PID: it is too large; this kernel's PIDs are below {limit}"
 
@@ -209,7 +209,7 @@ def test_own_pidfile_in_a_shared_directory_is_resolved(tmp_path: Path, sleepers:
     assert resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
 
 
-def test_fifo_is_not_a_pidfile(tmp_path: Path) -> None:
+def test_pidfile_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     assert "Not a regular file" in refused(f"pidfile:{tmp_path}/fifo").message
 
@@ -221,7 +221,7 @@ def test_pidfile_of_an_ended_process_is_refused(tmp_path: Path) -> None:
     assert f"there is no process {ended.pid}" in refused(f"pidfile:{tmp_path}/pidfile", TargetNotRunning).message
 
 
-def test_endless_links_are_refused(tmp_path: Path) -> None:
+def test_pidfile_behind_endless_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "Too many levels" in refused(f"pidfile:{tmp_path}/loop").message
 
@@ -299,7 +299,7 @@ END
 SERVICE = "Id={}\nLoadState=loaded\nActiveState={}\nSubState={}\nMainPID={}\nControlGroup={}\n"
 
 
-def test_unit_is_resolved(systemctl: Path) -> None:
+def test_target_that_is_a_unit_is_resolved(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("-web.service", "active", "running", 77, "/system.slice/-web.service"))
     assert resolve("unit:-web") == 77
 
