@@ -18,6 +18,7 @@ from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host.disk import space
 from crckpt.host.network.closing import report_closing
+from crckpt.host.network.newcomers import wait_until_accepted
 from crckpt.host.steps import limit
 from crckpt.migrate.addresses import check_source, list_source_addresses
 from crckpt.migrate.destination.receive import Destination
@@ -56,6 +57,8 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
             stop=True,
             tcp=request.options.tcp,
             preflight=request.options.preflight,
+            # `_pass_gate` waits for them.
+            skip_in_flight=True,
             other_program=request.other_program,
         )
         target = stack.enter_context(examined(asked, context))
@@ -147,6 +150,8 @@ def _pass_gate(
 
     if refused := check_source(list_source_addresses(request.options.addresses)):
         raise preflight_refusal(refused)
+    if request.options.tcp != "close" and not wait_until_accepted(target.observed.tree.pids):
+        raise preflight_refusal((cause("tcp-in-flight").finding().word_for("move"),))
     questions, found = ask_there()
     if request.send_files and found.lacking:
         files = plan_sending(questions, found)

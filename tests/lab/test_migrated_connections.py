@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from hosts import PROGRAMS, PYTHON, CannotMakeLab, Result, TwoHosts, wait_for
-from migrations import JOB, STORE
+from migrations import JOB, SERVER, STORE
 from two_hosts import two_hosts
 
 HALF_CLOSED = "half_closed.py"
@@ -84,3 +85,25 @@ def test_closed_connection_sends_its_last_bytes_before_the_freeze(lab: TwoHosts)
             client.communicate()
         lab.bring_service_back(4)
         lab.run("source", "rm", "-f", begin)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_connections_that_begin_during_the_move_are_served(lab: TwoHosts, version: int) -> None:
+    """None is refused or reset, and none keeps the program from being moved."""
+    moved = f"{lab.services[version]}@{lab.device}"
+    client = None
+    try:
+        with started(lab, SERVER, lab.service(version), "9000") as pid:
+            client = lab.open("client", PYTHON, PROGRAMS / "many_clients.py", lab.service(version), "9000")
+            assert client.stdout is not None
+            assert client.stdout.readline() == "ready\n"
+            move(lab, pid, moved)
+            report = json.loads(client.communicate()[0])
+            assert report["errors"] == []
+            assert report["served"] > 0
+            for host in ("source", "destination"):
+                assert lab.run(host, "nft", "list", "tables").out == ""
+    finally:
+        if client is not None:
+            client.kill()
+        lab.bring_service_back(version)

@@ -49,14 +49,14 @@ _LOAD_WORD, _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06
 
 
 class TcpPacket(Struct, frozen=True):
-    """An IP packet with a TCP segment: `connection` is its source, the ports, and its destination."""
+    """An IP packet with a TCP segment. It `is_kept` if it has data, or begins or ends a connection."""
 
     content: bytes
     family: int
     source: bytes
     target: bytes
     segment: bytes
-    has_data: bool
+    is_kept: bool
 
     @property
     def connection(self) -> tuple[bytes, bytes, bytes]:
@@ -74,7 +74,7 @@ class Capture:
         self._bytes = 0
 
     def take(self) -> tuple[bytes, ...]:
-        """Return the last packets with data of each connection, in order: at most 256, and 256 KiB."""
+        """Return the last packets that are kept of each connection, in order: at most 256, and 256 KiB."""
         for link in self._links:
             end = time.monotonic() + _READ_WITHIN_S
             with suppress(OSError):
@@ -88,7 +88,7 @@ class Capture:
 
     def _keep(self, content: bytes) -> None:
         packet = parse_packet(content)
-        if packet is not None and packet.has_data:
+        if packet is not None and packet.is_kept:
             packets = self._packets.pop(packet.connection, deque[bytes]())
             self._packets[packet.connection] = packets
             packets.append(packet.content)
@@ -164,7 +164,8 @@ def parse_packet(content: bytes) -> TcpPacket | None:
         return None
     flags = segment[13]
     has_data = bool(flags & _ACK) and not flags & (_SYN | _RST) and bool(len(segment) > header or flags & _FIN)
-    return TcpPacket(content[:length], family, source, target, segment, has_data)
+    begins = flags & (_SYN | _ACK | _RST | _FIN) == _SYN
+    return TcpPacket(content[:length], family, source, target, segment, has_data or begins)
 
 
 def make_filter(address: HostAddress) -> bytes:

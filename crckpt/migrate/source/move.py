@@ -26,6 +26,7 @@ from crckpt.errors import (
 from crckpt.host import proc
 from crckpt.host.network.closing import report_closing, wait_for_closing
 from crckpt.host.network.late_packets import capturing
+from crckpt.host.network.newcomers import newcomers_held, wait_until_accepted
 from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
@@ -98,7 +99,9 @@ def move_tree(
             stops_deferred(),
             repository.restoring(source.move.job),
             capturing(addresses) as hand_over.capture,
+            newcomers_held(addresses, source.move.id),
         ):
+            wait_until_accepted(proc.read_tree(root).pids, addresses)
             # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
             last = dump(_dump_request(request, source.move.job, None), context, hand_over=hand_over).checkpoint
     running = hand_over.get_running()
@@ -204,6 +207,8 @@ def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> 
         incremental=True,
         pre_copy=pre_copy,
         other_program=request.other_program,
+        # The tree goes on with them after a round, and closed ones are lost in any case.
+        skip_in_flight=number is not None or request.options.tcp == "close",
         # Copies would be sent, too: during the freeze, more of them than of new pages. The first round makes them.
         copies=pre_copy is not None,
         # The tree is frozen then: a search takes longer than to send a page that the other side has elsewhere.

@@ -35,24 +35,24 @@ def test_padding_of_the_link_layer_is_removed_from_a_packet(make: Callable[[byte
     assert packet is not None
     assert packet.content == make(segment(ACK, b"data"))
     assert packet.segment == segment(ACK, b"data")
-    assert packet.has_data
+    assert packet.is_kept
 
 
 @pytest.mark.parametrize(
-    ("flags", "data", "has_data"),
+    ("flags", "data", "is_kept"),
     [
         (ACK, b"", False),
         (ACK | FIN, b"", True),
-        (SYN, b"", False),
+        (SYN, b"", True),
         (SYN | ACK, b"early", False),
         (RST | ACK, b"why", False),
         (0, b"data", False),
     ],
 )
-def test_only_packets_with_data_or_fin_count_as_data(flags: int, data: bytes, has_data: bool) -> None:
+def test_only_what_a_peer_waits_with_is_kept(flags: int, data: bytes, is_kept: bool) -> None:
     packet = parse_packet(ipv4(segment(flags, data)))
     assert packet is not None
-    assert packet.has_data == has_data
+    assert packet.is_kept == is_kept
 
 
 @pytest.mark.parametrize(
