@@ -11,7 +11,7 @@ from crckpt.images.core import read_core
 from crckpt.images.tree import ImageTree
 
 
-def test_root_has_a_thread_and_leads_session_and_group(tree: ImageTree) -> None:
+def test_root_process_of_the_recorded_tree_is_read_with_its_threads_and_ids(tree: ImageTree) -> None:
     root = tree.root
     assert (root.ppid, root.pgid, root.sid, root.comm, root.state) == (0, root.pid, root.pid, "python3", core.ALIVE)
     assert root.threads[0].tid == root.pid
@@ -20,7 +20,7 @@ def test_root_has_a_thread_and_leads_session_and_group(tree: ImageTree) -> None:
     assert root.core.credentials == core.Credentials(0, 0, 0, 0, ())
 
 
-def test_blocked_signals_of_the_root_are_read(tree: ImageTree) -> None:
+def test_blocked_signals_of_the_root_process_are_read(tree: ImageTree) -> None:
     assert tree.root.core.blocked == (signal.SIGUSR1,)
     assert tree.root.core.pending == (), "the signal waits for the process"
 

@@ -21,7 +21,7 @@ def test_thread_of_root_has_all_capabilities_of_the_kernel() -> None:
     assert (sets["CapInh"], sets["CapAmb"]) == (0, 0)
 
 
-def test_zombie_has_no_credentials() -> None:
+def test_image_of_a_zombie_has_no_credentials() -> None:
     (zombie,) = (process.pid for process in RECORDED.processes if process.memory is None)
     assert read_rights(IMAGES[f"core-{zombie}.img"]) is None
 
@@ -39,5 +39,5 @@ def test_zombie_has_no_credentials() -> None:
         (replace(PLAIN, confined=False), ["programs with more rights (no_new_privs)"]),
     ],
 )
-def test_rights_that_the_thread_did_not_have_are_listed(saved: Rights, excess: list[str]) -> None:
+def test_rights_that_an_image_adds_to_those_of_the_thread_are_listed(saved: Rights, excess: list[str]) -> None:
     assert list(excess_rights(saved, PLAIN)) == excess

@@ -44,7 +44,7 @@ def message(*items: tuple[int, int, int | bytes]) -> Message:
     return Message(encode(items), "x.img")
 
 
-def test_every_attribute_is_read_from_its_field() -> None:
+def test_every_attribute_of_a_struct_is_read_from_its_field() -> None:
     inner = encode([(1, wire.VARINT, 3)])
     found = decode(
         Outer,
@@ -66,7 +66,7 @@ def test_every_attribute_is_read_from_its_field() -> None:
     assert found == Outer(5, True, "name", b"\0", (1, 2, 3), three, (three, none), 8, three, 3, "105", True, Inner(5))
 
 
-def test_missing_field_has_its_default_or_is_refused() -> None:
+def test_missing_field_of_a_message_has_its_default_or_is_refused() -> None:
     none = Inner(0)
     assert decode(Outer, message((1, wire.VARINT, 5))) == Outer(
         5, False, "", b"", (), none, (), None, None, 7, "105", False, Inner(5)
@@ -76,7 +76,7 @@ def test_missing_field_has_its_default_or_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 7, 8])
-def test_field_of_another_type_is_refused(number: int) -> None:
+def test_decoding_a_field_of_another_type_is_refused(number: int) -> None:
     wrong = (number, wire.BYTES, b"x") if number in (1, 2, 8) else (number, wire.VARINT, 1)
     with pytest.raises(IntegrityError, match=rf"x\.img: field {number} is not a"):
         decode(Outer, message(*([(1, wire.VARINT, 5)] if number > 1 else []), wrong))

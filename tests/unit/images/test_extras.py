@@ -18,7 +18,7 @@ from crckpt.images.framing import read_image, write_image
     st.sampled_from((magics.PIPES_DATA, magics.FIFO_DATA, magics.SK_QUEUES)),
     st.lists(st.binary(max_size=99), max_size=5),
 )
-def test_data_in_flight_round_trips(magic: int, data: Sequence[bytes]) -> None:
+def test_image_with_raw_data_after_its_records_round_trips(magic: int, data: Sequence[bytes]) -> None:
     whole = image(magic, *((message(77, len(extra)), extra) for extra in data))
     assert read_image(write_image(whole)) == whole
 

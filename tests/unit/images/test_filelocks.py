@@ -29,7 +29,7 @@ def test_kinds_and_ranges_of_locks_are_read(image: bytes, lock: FileLock) -> Non
     assert read_locks(image) == (lock,)
 
 
-def test_lease_is_not_a_lock() -> None:
+def test_lease_in_the_image_of_locks_is_not_read_as_a_lock() -> None:
     assert read_locks(_image(16, 1, 0, 0)) == ()
 
 

@@ -20,12 +20,12 @@ def test_all_file_kinds_are_known(tree: ImageTree, images: dict[str, bytes]) -> 
     assert len(tree.files) + len(links) == len(read_files(images["files.img"]))
 
 
-def test_unknown_file_type_is_kept() -> None:
+def test_file_of_an_unknown_type_is_read_as_unknown() -> None:
     data = one(magics.FILES, (1, wire.VARINT, 99), (2, wire.VARINT, 7))
     assert read_files(data) == (OtherFile(7, "unknown", 0),)
 
 
-def test_listeners_come_before_their_connections(images: dict[str, bytes]) -> None:
+def test_listening_sockets_come_before_their_connections_in_the_image(images: dict[str, bytes]) -> None:
     """The order is the only change."""
     data = images["files.img"]
     image = read_image(data)
@@ -38,7 +38,7 @@ def test_listeners_come_before_their_connections(images: dict[str, bytes]) -> No
     assert put_listeners_first(put_listeners_first(last)) == put_listeners_first(last)
 
 
-def test_edited_files_are_otherwise_unchanged(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_editing_paths_in_the_image_of_files_changes_nothing_else(tree: ImageTree, images: dict[str, bytes]) -> None:
     data = images["files.img"]
     before = {file.id: file for file in read_files(data)}
     regular = next(file for file in tree.regular_files if file.size)

@@ -78,13 +78,13 @@ def test_page_counts_that_older_crius_do_not_know_are_split() -> None:
     assert [(entry[2], entry[5]) for entry in decoded[1:]] == [(0, 1 << 32), ((1 << 32) - 1, (1 << 32) - 1)]
 
 
-def test_present_counts_the_pages_in_the_file() -> None:
+def test_present_pages_of_a_page_map_are_those_in_its_file() -> None:
     pagemap = PageMap.of(3, (Entry(0, 2, PRESENT), Entry(8192, 5, IN_PARENT), Entry(65536, 4, PRESENT | LAZY)))
     assert (pagemap.present, pagemap.pages_name) == (6, "pages-3.img")
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.sampled_from(FLAGS)), max_size=8))
-def test_join_keeps_the_pages_in_fewer_entries(parts: list[tuple[int, int, int]]) -> None:
+def test_joined_page_map_has_the_same_pages_in_fewer_entries(parts: list[tuple[int, int, int]]) -> None:
     listed = [Entry(first * PAGE_SIZE, pages, flags) for first, pages, flags in parts]
     joined = PageMap.of(1, listed).join().entries
 
@@ -96,7 +96,7 @@ def test_join_keeps_the_pages_in_fewer_entries(parts: list[tuple[int, int, int]]
     assert all(after.vaddr != before.vaddr + before.pages * PAGE_SIZE for before, after in pairwise(joined))
 
 
-def test_last_page_is_not_joined_with_the_first() -> None:
+def test_last_page_of_the_address_space_is_not_joined_with_the_first() -> None:
     listed = (Entry((1 << 64) - PAGE_SIZE, 1, PRESENT), Entry(0, 1, PRESENT))
     assert PageMap.of(1, listed).join().entries == listed
 
@@ -114,7 +114,7 @@ def test_last_page_is_not_joined_with_the_first() -> None:
         pytest.param([(5, VARINT, 9), (4, VARINT, 4), (2, VARINT, 0), (1, VARINT, 0)], Entry(0, 9, 4), id="any order"),
     ],
 )
-def test_older_entries_are_read(payload: list[tuple[int, int, int | bytes]], expected: Entry) -> None:
+def test_page_map_entries_of_older_criu_are_read(payload: list[tuple[int, int, int | bytes]], expected: Entry) -> None:
     assert read_pagemap(image(payload)).entries == (expected,)
 
 
@@ -144,7 +144,7 @@ def test_older_entries_are_read(payload: list[tuple[int, int, int | bytes]], exp
         pytest.param([(2, VARINT, 0), (4, VARINT, 4), (5, VARINT, 1)], "field 1 is missing", id="no address"),
     ],
 )
-def test_unknown_entries_are_refused(payload: list[tuple[int, int, int | bytes]], word: str) -> None:
+def test_unknown_page_map_entries_are_refused(payload: list[tuple[int, int, int | bytes]], word: str) -> None:
     with pytest.raises(IntegrityError, match=word):
         read_pagemap(image(payload), "pagemap-1.img")
 

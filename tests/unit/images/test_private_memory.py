@@ -37,7 +37,7 @@ def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int, int] = 
     return replace(root, pid=pid, threads=(thread,), memory=replace(root.memory, vmas=vmas))
 
 
-def test_ordinary_memory_is_filled_by_crckpt(tree: ImageTree) -> None:
+def test_private_anonymous_memory_is_filled_by_crckpt(tree: ImageTree) -> None:
     heap = replace(ORDINARY, start=START - PAGE_SIZE, end=START, status=ORDINARY.status | mm.HEAP)
     assert own_memory(alone(tree, heap, ORDINARY)) == {
         tree.root.pid: (MemoryRange(heap.start, heap.end, False), MemoryRange(ORDINARY.start, ORDINARY.end, False))
@@ -57,7 +57,7 @@ def test_ordinary_memory_is_filled_by_crckpt(tree: ImageTree) -> None:
         {"status": mm.REGULAR | mm.ANON_SHARED},
     ],
 )
-def test_criu_restores_all_other_memory(tree: ImageTree, other: dict[str, int]) -> None:
+def test_other_kinds_of_memory_are_restored_by_criu(tree: ImageTree, other: dict[str, int]) -> None:
     assert own_memory(alone(tree, replace(ORDINARY, **other))) == {}
 
 
@@ -83,7 +83,7 @@ def test_pages_written_by_the_kernel_are_left_to_criu(
     assert pages == [START + page * PAGE_SIZE for page in range(64) if page not in left_out]
 
 
-def test_zombie_has_no_memory(tree: ImageTree) -> None:
+def test_zombie_has_no_memory_to_fill(tree: ImageTree) -> None:
     assert own_memory(replace(tree, processes=(replace(tree.root, memory=None),))) == {}
 
 
@@ -109,7 +109,9 @@ def of_runs(given_runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @given(entries=runs, ranges=runs)
-def test_pages_are_cut_at_range_boundaries(entries: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> None:
+def test_pages_to_fill_are_cut_at_the_boundaries_of_memory_ranges(
+    entries: list[tuple[int, int]], ranges: list[tuple[int, int]]
+) -> None:
     """Every page is in one piece, in order, and marked if it is in a range."""
     there, between = of_runs(entries), of_runs(ranges)
     bounds = np.array([edge for first, count in between for edge in (first, first + count)], np.uint64)

@@ -11,7 +11,7 @@ from crckpt.images.processes import read_pstree
 from crckpt.images.tree import ImageTree
 
 
-def test_zombie_has_only_its_exit_status(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_entry_of_a_zombie_has_only_its_exit_status(tree: ImageTree, images: dict[str, bytes]) -> None:
     zombie = child(tree, core.ZOMBIE)
     assert os.waitstatus_to_exitcode(zombie.core.exit_code) == 3
     assert [thread.tid for thread in zombie.threads] == [zombie.pid]

@@ -15,8 +15,8 @@ def _core(policy: int) -> bytes:
     return write_image(Image(magics.CORE, (Record(encode(((1, VARINT, 1), (5, BYTES, thread)))),)))
 
 
-def test_deadline_policy_is_replaced() -> None:
-    """All other fields stay, including repeated ones."""
+def test_deadline_scheduling_policy_in_an_image_is_replaced() -> None:
+    """All other fields of the image are unchanged, including repeated ones."""
     assert drop_deadline(_core(6)) == _core(0)
     credentials = read_core(drop_deadline(_core(6))).credentials
     assert credentials is not None
@@ -24,6 +24,6 @@ def test_deadline_policy_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("policy", [0, 1, 2, 3, 5])
-def test_other_policies_are_unchanged(policy: int) -> None:
+def test_other_scheduling_policies_in_an_image_are_unchanged(policy: int) -> None:
     """Byte for byte."""
     assert drop_deadline(_core(policy)) == _core(policy)

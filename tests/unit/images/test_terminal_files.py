@@ -30,7 +30,7 @@ def open_terminal(number: int) -> bytes:
     return encode(((1, VARINT, 11), (2, VARINT, number), (19, BYTES, entry)))
 
 
-def test_open_terminal_becomes_a_file() -> None:
+def test_open_terminal_in_an_image_becomes_a_file() -> None:
     outside, inside, spare = read_files(edited("files.img", image(magics.FILES, open_terminal(5), open_terminal(6))))
     assert isinstance(outside, RegularFile)
     assert (outside.id, outside.path) == (5, f"/{OUTPUT}")
@@ -50,11 +50,11 @@ def test_terminal_as_standard_input_gets_a_file_of_its_own() -> None:
     assert first.close_on_exec
 
 
-def test_unread_input_is_dropped() -> None:
+def test_unread_input_of_a_terminal_is_dropped_from_the_image() -> None:
     data = image(TTY_DATA, *(encode(((1, VARINT, number), (2, BYTES, b"typed"))) for number in (8, 9)))
     (left,) = read_image(edited("tty-data.img", data)).records
     assert left.payload.startswith(b"\x08\x09")
 
 
-def test_other_images_are_not_edited() -> None:
+def test_images_without_terminals_are_not_edited() -> None:
     assert PLAN.edit("core-1.img") is None

@@ -40,7 +40,9 @@ def test_periodic_timer_with_an_unread_expiry_is_armed() -> None:
         pytest.param(1, (0, 0), (0, 0), id="fired once, for good"),
     ],
 )
-def test_other_timers_are_unchanged(ticks: int, value: tuple[int, int], interval: tuple[int, int]) -> None:
+def test_timers_without_an_unread_expiry_are_unchanged(
+    ticks: int, value: tuple[int, int], interval: tuple[int, int]
+) -> None:
     """Byte for byte."""
     image = _image(ticks, value, interval)
     assert rearm_timers(image) == image

@@ -15,7 +15,7 @@ def test_every_image_is_written_back_unchanged(images: dict[str, bytes]) -> None
     assert {name: write_image(read_image(data, name)) for name, data in images.items()} == images
 
 
-def test_executable_and_directories_of_the_root_process_are_read(tree: ImageTree) -> None:
+def test_executable_and_directories_of_the_root_process_are_read_from_images(tree: ImageTree) -> None:
     assert tree.root.exe is not None
     assert tree.root.exe.title.startswith("/usr/bin/python3")
     assert tree.root.cwd is not None
@@ -40,7 +40,7 @@ def test_missing_images_are_named(images: dict[str, bytes]) -> None:
         ("ghost-file-2.img", r"ghost-file-2\.img is missing"),
     ],
 )
-def test_referenced_entries_must_exist(images: dict[str, bytes], name: str, why: str) -> None:
+def test_entries_to_which_images_refer_must_exist(images: dict[str, bytes], name: str, why: str) -> None:
     without = {other: data for other, data in images.items() if other != name}
     with pytest.raises(IntegrityError, match=why):
         read_tree(without.__getitem__, without)

@@ -62,17 +62,17 @@ def values() -> list[int]:
     return [at for number in numbers if struct.unpack_from("<Q", VDSO, at := begin + 24 * number + 8)[0]]
 
 
-def test_kernels_vdso_is_sound() -> None:
+def test_vdso_of_the_running_kernel_is_sound() -> None:
     assert is_sound(VDSO)
     assert len(values()) > 4
 
 
 @pytest.mark.parametrize("address", [len(VDSO), len(VDSO) - 15, 2**63, 2**64 - 1])
-def test_no_symbol_may_lie_outside(address: int) -> None:
+def test_vdso_with_a_symbol_outside_of_it_is_not_sound(address: int) -> None:
     assert not any(is_sound(changed((at, "<Q", address))) for at in values())
 
 
-def test_symbol_may_lie_anywhere_inside() -> None:
+def test_vdso_with_a_symbol_anywhere_inside_is_sound() -> None:
     assert is_sound(changed((values()[0], "<Q", len(VDSO) - 16)))
 
 
@@ -82,14 +82,14 @@ def without_hash() -> tuple[int, str, int]:
 
 
 @pytest.mark.skipif(HASH not in PLACES or GNU_HASH not in PLACES, reason="this kernel's vDSO has only one table")
-def test_both_tables_of_symbols_are_read() -> None:
+def test_both_hash_tables_of_symbols_of_a_vdso_are_read() -> None:
     assert is_sound(changed(without_hash()))
     assert not any(is_sound(changed(without_hash(), (at, "<Q", 1 << 40))) for at in values())
     assert not is_sound(changed(without_hash(), (PLACES[GNU_HASH], "<q", OTHER)))
 
 
 @pytest.mark.skipif(HASH not in PLACES, reason="this kernel's vDSO has no such table")
-def test_chain_without_end_is_refused() -> None:
+def test_vdso_with_an_endless_chain_of_symbols_is_not_sound() -> None:
     begin = offset_of(HASH)
     buckets, _ = struct.unpack_from("<2I", VDSO, begin)
     first = struct.unpack_from(f"<{buckets}I", VDSO, begin + 8)[0]
@@ -97,12 +97,12 @@ def test_chain_without_end_is_refused() -> None:
     assert not is_sound(changed((begin, "<I", 0)))
 
 
-def test_content_that_is_not_a_vdso_is_refused() -> None:
+def test_content_that_is_not_a_vdso_is_not_sound() -> None:
     assert not any(map(is_sound, (b"", bytes(len(VDSO)), VDSO[:100], VDSO[:1024], b"\x7fELF\x03" + VDSO[5:])))
 
 
 @given(st.lists(st.tuples(st.integers(0, 0x500), st.binary(min_size=1, max_size=8)), max_size=6))
-def test_any_content_gets_an_answer(changes: list[tuple[int, bytes]]) -> None:
+def test_check_of_a_vdso_ends_for_any_content(changes: list[tuple[int, bytes]]) -> None:
     content = bytearray(VDSO)
     for at, written in changes:
         content[at : at + len(written)] = written

@@ -75,7 +75,7 @@ def test_invalid_protobuf_is_refused(data: bytes, why: str) -> None:
         list(fields(data, "core-1.img"))
 
 
-def test_message_is_accessed_by_field_number() -> None:
+def test_field_of_a_message_is_accessed_by_its_number() -> None:
     message = Message(
         encode(
             [
@@ -96,7 +96,7 @@ def test_message_is_accessed_by_field_number() -> None:
     assert message.message(5).uint(1) == 10
 
 
-def test_absent_fields_have_defaults() -> None:
+def test_absent_fields_of_a_message_have_defaults() -> None:
     message = Message(b"", "x.img")
     assert 1 not in message
     assert (message.uint(1), message.uint(1, 3)) == (0, 3)

@@ -8,7 +8,7 @@ from crckpt.errors import UsageError
 from crckpt.migrate.addresses import list_destination_addresses, list_source_addresses
 
 
-def test_each_side_gets_its_own_device_name() -> None:
+def test_source_and_destination_get_their_own_device_names() -> None:
     typed = ("10.0.0.5/24@eth0", "2001:db8::5/64@eth0:ens3.7")
     assert [str(address) for address in list_source_addresses(typed)] == ["10.0.0.5/24@eth0", "2001:db8::5/64@eth0"]
     assert [str(address) for address in list_destination_addresses(typed)] == [

@@ -81,7 +81,7 @@ def move(
     return drain(jobs, repository, commands.__getitem__, at_once, MUCH_MEMORY, report or Lines())
 
 
-def test_failed_move_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_failed_move_of_a_drain_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     result = move(repository, jobs, FAILING_MOVE.format(24), SUCCEEDING_MOVE, SUCCEEDING_CHECK)
     found = {outcome.job: outcome for outcome in result.outcomes}
     stayed, moved, movable = (found[job.job] for job in jobs)
@@ -93,7 +93,7 @@ def test_failed_move_does_not_stop_the_others(repository: Repository, jobs: tupl
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(31, "in-doubt"), (14, "ended"), (30, "stayed"), (130, "stayed")])
-def test_exit_codes_tell_where_the_program_is(
+def test_exit_code_of_a_move_decides_its_outcome_in_a_drain(
     repository: Repository, jobs: tuple[RunningJob, ...], code: int, outcome: str
 ) -> None:
     (found,) = move(repository, jobs[:1], FAILING_MOVE.format(code)).outcomes
@@ -101,7 +101,9 @@ def test_exit_codes_tell_where_the_program_is(
 
 
 @pytest.mark.parametrize("code", [30, 31])
-def test_lost_host_is_not_tried_repeatedly(repository: Repository, jobs: tuple[RunningJob, ...], code: int) -> None:
+def test_drain_begins_no_move_after_two_have_failed_to_reach_the_host(
+    repository: Repository, jobs: tuple[RunningJob, ...], code: int
+) -> None:
     found = move(
         repository, jobs, FAILING_MOVE.format(code), FAILING_MOVE.format(30), SUCCEEDING_MOVE, at_once=1
     ).outcomes
@@ -120,19 +122,21 @@ def test_lost_host_is_not_tried_repeatedly(repository: Repository, jobs: tuple[R
         FAILING_MOVE.format(30).replace("[]", "[], 'from_peer': True"),
     ],
 )
-def test_answering_host_is_tried_again(repository: Repository, jobs: tuple[RunningJob, ...], between: str) -> None:
+def test_drain_tries_a_host_again_that_has_answered_in_between(
+    repository: Repository, jobs: tuple[RunningJob, ...], between: str
+) -> None:
     found = move(repository, jobs, FAILING_MOVE.format(30), between, SUCCEEDING_MOVE, at_once=1).outcomes
     assert found[2].outcome == "moved"
 
 
-def test_ended_program_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_drain_does_not_move_a_program_that_has_ended(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     # Another start time: the PID belongs to another process now.
     ended = replace(jobs[0], root=replace(jobs[0].root, start=jobs[0].root.start - 1))
     (found,) = move(repository, (ended,), SUCCEEDING_MOVE).outcomes
     assert found.outcome == "ended"
 
 
-def test_number_of_concurrent_moves_is_limited(
+def test_number_of_concurrent_moves_of_a_drain_is_limited(
     repository: Repository, jobs: tuple[RunningJob, ...], tmp_path: Path
 ) -> None:
     """The first two wait for each other, so both must run; neither ends before the third would have begun."""
@@ -172,7 +176,9 @@ def test_programs_that_may_not_fit_together_move_one_by_one(
     assert [line.split()[0] for line in lines.lines] == kinds.split()
 
 
-def test_output_lines_are_prefixed_with_the_job(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_output_of_a_move_in_a_drain_is_prefixed_with_its_job(
+    repository: Repository, jobs: tuple[RunningJob, ...]
+) -> None:
     lines = Lines()
     half = "import sys; sys.stderr.write('one\\ntw'); sys.stderr.flush(); sys.stderr.write('o\\n'); "
     move(repository, jobs[:1], half + SUCCEEDING_MOVE, report=lines)
@@ -180,7 +186,9 @@ def test_output_lines_are_prefixed_with_the_job(repository: Repository, jobs: tu
     assert lines.lines == [f"begin {name}", f"{name}: one", f"{name}: two", f"end {name}"]
 
 
-def test_long_output_is_read_while_written(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_long_output_of_a_move_in_a_drain_is_read_while_it_is_written(
+    repository: Repository, jobs: tuple[RunningJob, ...]
+) -> None:
     many = "import json; print(json.dumps({'result': {'check': False, 'to_send': ['x' * 1000] * 1000}}))"
     (found,) = move(repository, jobs[:1], many).outcomes
     assert found.result is not None
@@ -190,13 +198,15 @@ def test_long_output_is_read_while_written(repository: Repository, jobs: tuple[R
 KILLED_MOVE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_killed_crckpt_leaves_its_program_at_the_source(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_killed_move_of_a_drain_leaves_its_program_at_the_source(
+    repository: Repository, jobs: tuple[RunningJob, ...]
+) -> None:
     (found,) = move(repository, jobs[:1], KILLED_MOVE).outcomes
     assert (found.outcome, found.why) == ("stayed", "the crckpt that moved it was ended by signal 9")
 
 
 @pytest.mark.parametrize(("state", "outcome"), [("ended", "in-doubt"), ("done", "moved"), ("aborted", "stayed")])
-def test_record_tells_where_the_program_of_a_killed_crckpt_is(
+def test_outcome_of_a_killed_move_is_taken_from_its_record(
     repository: Repository, jobs: tuple[RunningJob, ...], state: str, outcome: str
 ) -> None:
     root: LiveRoot = identify_live_root(jobs[0].root)
@@ -206,12 +216,14 @@ def test_record_tells_where_the_program_of_a_killed_crckpt_is(
     assert (found.outcome, found.hint) == (outcome, hint)
 
 
-def test_command_that_cannot_start_leaves_the_program(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_move_whose_command_cannot_start_leaves_the_program(
+    repository: Repository, jobs: tuple[RunningJob, ...]
+) -> None:
     result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH_MEMORY, Lines())
     assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
 
 
-def test_moves_run_the_crckpt_command(jobs: tuple[RunningJob, ...]) -> None:
+def test_moves_of_a_drain_run_the_crckpt_command(jobs: tuple[RunningJob, ...]) -> None:
     command = make_command(jobs[0], "node2", ("--tcp=close",))
     assert command[-6:] == ("--json", "--tcp=close", "--", str(jobs[0].root.pid), "node2", jobs[0].job)
     result = run.run((*command[: command.index("--json")], "--help"), timeout=300)
@@ -261,7 +273,7 @@ print(json.dumps([found.interrupted, [(each.job, each.outcome, each.why) for eac
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interruption_aborts_uncommitted_moves(
+def test_interruption_of_a_drain_aborts_moves_that_are_not_committed(
     repository: Repository, jobs: tuple[RunningJob, ...], number: int
 ) -> None:
     """The first move gives up, the second one has passed its commit, the third one waits."""

@@ -87,7 +87,7 @@ def before(pid: int) -> dict[str, object]:
     return asdict(replace(root, start=root.start - 1).identity)
 
 
-def test_largest_job_comes_first(stored: Store, waiting: int) -> None:
+def test_running_jobs_are_listed_by_size_with_the_largest_first(stored: Store, waiting: int) -> None:
     with program(LARGE) as large:
         for job, pid in (("one", waiting), ("other", large.pid)):
             stored.record(job, pid)
@@ -97,32 +97,32 @@ def test_largest_job_comes_first(stored: Store, waiting: int) -> None:
         assert found.excluded == ()
 
 
-def test_ended_program_is_not_found(stored: Store) -> None:
+def test_job_of_an_ended_program_is_not_listed_as_running(stored: Store) -> None:
     with program(WAIT_STATEMENTS) as process:
         stored.record("job", process.pid)
         assert stored.find_names() == ["job"]
     assert stored.find() == ((), ())
 
 
-def test_other_process_with_the_pid_is_not_found(stored: Store, waiting: int) -> None:
+def test_job_whose_pid_another_process_has_is_not_listed_as_running(stored: Store, waiting: int) -> None:
     stored.record("earlier", waiting, root=before(waiting))
     stored.record("rebooted", waiting, root=before(waiting) | {"boot_id": "another"})
     assert stored.find_names() == []
 
 
-def test_only_the_newest_checkpoint_counts(stored: Store, waiting: int) -> None:
+def test_running_job_is_found_only_by_its_newest_checkpoint(stored: Store, waiting: int) -> None:
     stored.record("job", waiting)
     stored.record("job", waiting, root=before(waiting))
     assert stored.find_names() == []
 
 
-def test_program_is_found_by_its_tracked_root(stored: Store, waiting: int) -> None:
+def test_running_job_is_found_by_its_tracked_root(stored: Store, waiting: int) -> None:
     stored.record("job", waiting, root=before(waiting), tracked_root=asdict(read(waiting).identity))
     assert stored.find_names() == ["job"]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_program_restored_here_is_found(stored: Store, waiting: int, is_ours: bool) -> None:
+def test_running_job_is_found_by_its_record_of_a_restore(stored: Store, waiting: int, is_ours: bool) -> None:
     """The program was restored from this store, possibly by a move."""
     stored.record("job", waiting, root=before(waiting))
     stored.restore("job", waiting, stored.repository.id if is_ours else "another")
@@ -166,12 +166,12 @@ def test_tree_in_which_crckpt_runs_is_not_moved(stored: Store, waiting: int, fin
     assert [(each.job, each.outcome) for each in found.excluded] == [("own", "stayed")]
 
 
-def test_unreadable_job_is_reported(stored: Store, waiting: int) -> None:
+def test_job_with_an_unreadable_manifest_is_reported(stored: Store, waiting: int) -> None:
     stored.record("job", waiting, root=7)
     assert [(each.job, each.pid, each.outcome) for each in stored.find().excluded] == [("job", None, "unknown")]
 
 
-def test_root_found_twice_is_listed_once(stored: Store, waiting: int) -> None:
+def test_running_job_found_in_two_ways_is_listed_once(stored: Store, waiting: int) -> None:
     stored.record("job", waiting)
     stored.restore("job", waiting, stored.repository.id)
     assert stored.find_names() == ["job"]

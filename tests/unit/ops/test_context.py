@@ -32,7 +32,7 @@ def output_of(*words: str) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces and to be another user")
-def test_prefix_enters_namespaces_and_drops_rights() -> None:
+def test_command_prefix_enters_namespaces_and_drops_rights() -> None:
     argv = ["unshare", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child", "sh", "-c", "echo; read line"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as unshare:
         assert unshare.stdout is not None
@@ -52,6 +52,6 @@ def test_prefix_enters_namespaces_and_drops_rights() -> None:
     assert status["Groups"].strip() == ""
 
 
-def test_prefix_is_empty_without_changes() -> None:
+def test_command_prefix_is_empty_if_no_namespace_or_right_changes() -> None:
     assert nsenter_words(1, ()) == ()
     assert setpriv_words(None, frozenset({21})) == ()

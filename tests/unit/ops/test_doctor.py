@@ -24,7 +24,7 @@ def keys(facts: tuple[Fact, ...]) -> list[str]:
     return [each.key for each in facts]
 
 
-def test_blockers_of_every_checkpoint_come_first() -> None:
+def test_doctor_lists_blockers_of_every_checkpoint_first() -> None:
     limited = (fact("memory", "limited"), fact("capabilities", "limited"))
     found = diagnosis(*limited, fact("tun"), fact("criu"), fact("x", "ok"))
     assert keys(found.obstacles) == ["criu"]
@@ -33,7 +33,7 @@ def test_blockers_of_every_checkpoint_come_first() -> None:
     assert diagnosis(fact("tun")).able
 
 
-def test_missing_unused_features_are_not_problems() -> None:
+def test_missing_features_that_are_not_used_are_not_problems() -> None:
     found = diagnosis(fact("lock_iptables"), fact("ssh"), fact("lazy_pages", "limited"), fact("tun"))
     assert keys(found.problems) == ["tun"]
     assert keys(found.shown) == ["lock_iptables", "ssh", "lazy_pages", "tun"]

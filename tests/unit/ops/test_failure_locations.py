@@ -35,29 +35,31 @@ def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
     return place.path
 
 
-def test_existing_socket_is_named(seen: Observed, listening: socket.socket) -> None:
+def test_socket_that_was_observed_before_the_dump_is_named_in_the_error(
+    seen: Observed, listening: socket.socket
+) -> None:
     assert _path(seen, listening.fileno()) == f"tcp 127.0.0.1:{listening.getsockname()[1]} (listen)"
 
 
-def test_new_socket_is_named(seen: Observed) -> None:
+def test_socket_created_after_the_observation_is_named_in_the_error(seen: Observed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as new:
         assert _path(seen, new.fileno()) == f"tcp 127.0.0.1:{new.getsockname()[1]} (listen)"
 
 
-def test_reused_descriptor_is_not_named(seen: Observed, listening: socket.socket) -> None:
+def test_descriptor_that_was_reused_is_not_named_in_the_error(seen: Observed, listening: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         os.dup2(other.fileno(), listening.fileno())
         assert _path(seen, listening.fileno()) == ""
 
 
-def test_ended_or_unobserved_processes_have_no_names(seen: Observed, listening: socket.socket) -> None:
+def test_descriptors_of_ended_or_unobserved_processes_are_not_named(seen: Observed, listening: socket.socket) -> None:
     replaced = replace(seen.tree.root, start=seen.tree.root.start + 1)
     tree = proc.Tree(replaced, (replaced,))
     assert _path(replace(seen, tree=tree), listening.fileno()) == ""
     assert _path(seen, listening.fileno(), os.getppid()) == ""
 
 
-def test_pipe_is_named_by_its_link_in_proc_fd(seen: Observed) -> None:
+def test_pipe_in_an_error_is_named_by_its_link_in_proc_fd(seen: Observed) -> None:
     reads, writes = os.pipe()
     try:
         assert _path(seen, reads).startswith("pipe:[")

@@ -20,7 +20,7 @@ def finding(key: str) -> Finding:
     return cause(key).finding()
 
 
-def test_all_blockers_are_in_one_refusal() -> None:
+def test_refusal_contains_all_blockers() -> None:
     missing, tun = finding("ip-missing"), finding("no-tun")
     alone = preflight_refusal([missing])
     expected = ("ip is not installed", "apt-get install iproute2", False)
@@ -38,7 +38,7 @@ def test_full_disk_is_a_store_failure(number: int) -> None:
     assert "crckpt gc" in error.hint
 
 
-def test_other_errors_keep_their_type() -> None:
+def test_errors_other_than_a_full_disk_keep_their_type() -> None:
     failed = to_crckpt_error(PermissionError(errno.EACCES, "Permission denied", "/srv/x"), DumpFailed, "the dump")
     assert (type(failed), failed.message) == (DumpFailed, "the dump failed: Permission denied (/srv/x)")
     ours = NoSuchCheckpoint("there is none")
@@ -78,7 +78,7 @@ def test_silent_criu_is_described_by_its_exit() -> None:
     assert "fusermount3 -u '/mnt/a b'" in silent.hint
 
 
-def test_log_gives_the_cause() -> None:
+def test_error_of_a_failed_dump_has_the_cause_from_the_log() -> None:
     line = "(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"
     error = failed(f"{line}\n")
     assert error.message.startswith("the dump failed: a socket uses IP protocol 6")

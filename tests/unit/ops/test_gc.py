@@ -14,7 +14,7 @@ from crckpt.ops.rm import rm
 from crckpt.store import Checkpoint, Repository
 
 
-def test_dry_run_predicts_a_run(
+def test_dry_run_of_gc_predicts_what_gc_removes(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints

@@ -19,7 +19,7 @@ def _fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crckpt.ops.last_checkpoint.read_recent_details", fail)
 
 
-def test_damaged_checkpoint_has_no_details(
+def test_last_checkpoint_that_is_damaged_has_no_details(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = store(repository, tmp_path, of_pages(1), described("trainer"))
@@ -29,7 +29,9 @@ def test_damaged_checkpoint_has_no_details(
     assert (last.checkpoint, last.details) == (checkpoint, None)
 
 
-def test_interruption_ends_the_dump(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_while_the_last_checkpoint_is_read_ends_the_dump(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interruption that was taken for damage would let a dump with --stop continue."""
     checkpoint = store(repository, tmp_path, of_pages(1), described("trainer"))
     _fail_with(Interrupted("interrupted by SIGINT"), monkeypatch)

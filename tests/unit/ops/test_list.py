@@ -18,7 +18,7 @@ from crckpt.store.pending import announced
 NOW = datetime.now(UTC)
 
 
-def test_each_checkpoint_has_its_tags(
+def test_list_has_each_checkpoint_with_its_tags(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints

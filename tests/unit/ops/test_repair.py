@@ -14,7 +14,7 @@ from crckpt.ops.verify import repair
 from crckpt.store import Checkpoint, Repository
 
 
-def test_copy_repairs_damage(
+def test_damaged_store_is_repaired_from_a_copy(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     shutil.copytree(repository.root, tmp_path / "copy")

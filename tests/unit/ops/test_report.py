@@ -32,14 +32,14 @@ def test_unexpected_error_is_reported_without_its_text(tmp_path: Path) -> None:
     assert result.bytes == (tmp_path / "it.tar.gz").stat().st_size
 
 
-def test_interruption_leaves_no_report(tmp_path: Path) -> None:
+def test_interrupted_report_command_leaves_no_file(tmp_path: Path) -> None:
     request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(Interrupted("interrupted by SIGINT")))
     with pytest.raises(Interrupted):
         report(Context(tmp_path / "store"), request)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+def test_report_does_not_replace_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "it.tar.gz").write_text("something else")
     with pytest.raises(UsageError, match="exists already"):
         report(Context(tmp_path / "store"), ReportRequest(tmp_path / "it.tar.gz"))

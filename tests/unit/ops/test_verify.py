@@ -25,7 +25,7 @@ def test_one_or_all_checkpoints_are_verified(
         verify(context, "other")
 
 
-def test_progress_ends_at_the_total(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_progress_of_verify_ends_at_the_total(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     progress: list[tuple[int, int]] = []
     verify(replace(context, progress=lambda done, total: progress.append((done, total))), None)
     assert progress[-1][0] == progress[-1][1] > 0

@@ -28,7 +28,7 @@ def test_recorded_attributes_are_those_that_criu_does_not_save() -> None:
     ]
 
 
-def test_checkpoint_may_have_no_record() -> None:
+def test_checkpoint_without_a_record_of_attributes_is_accepted() -> None:
     assert read_attribute_record({}) is None
     assert read_attribute_record({"schema": 1, "append_sizes": {}}) is None
 

@@ -52,7 +52,9 @@ def prepare(job: str, checkpoint: Checkpoint, manifest: bytes) -> messages.Prepa
 
 
 @pytest.mark.parametrize("ending", [(), (messages.Abort("why not"),)], ids=["lost", "aborted"])
-def test_receive_removes_no_existing_checkpoint(tmp_path: Path, ending: tuple[messages.Abort, ...]) -> None:
+def test_hostile_source_of_a_move_cannot_remove_an_existing_checkpoint(
+    tmp_path: Path, ending: tuple[messages.Abort, ...]
+) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2))
     (failed, *_) = serve(repository, prepare("job", checkpoint, b"not one"), *ending)
@@ -63,8 +65,8 @@ def test_receive_removes_no_existing_checkpoint(tmp_path: Path, ending: tuple[me
     assert move.state == "aborted"
 
 
-def test_receive_restores_only_the_job_of_its_move(tmp_path: Path) -> None:
-    """Another job may be in the middle of another move."""
+def test_hostile_source_of_a_move_cannot_send_a_checkpoint_of_another_job(tmp_path: Path) -> None:
+    """The other job may be in the middle of its own move."""
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2))
     name = manifest_name(checkpoint.id)

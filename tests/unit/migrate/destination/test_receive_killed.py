@@ -50,7 +50,7 @@ def check(repository: Repository, before: tuple[Checkpoint, ...], made: Checkpoi
     assert holders(repository.root) == ()
 
 
-def test_kill_before_any_step_is_harmless(forked: Writers, tmp_path: Path) -> None:
+def test_destination_killed_before_any_step_leaves_a_valid_store(forked: Writers, tmp_path: Path) -> None:
     source = open_store(tmp_path)
     for images in (of_pages(*range(1, 300)), of_pages(*range(20, 400)), ONE_PROCESS):
         checkpoint = store(source, tmp_path, images)
@@ -71,7 +71,7 @@ def test_kill_before_any_step_is_harmless(forked: Writers, tmp_path: Path) -> No
             check(repository, before, checkpoint)
 
 
-def test_power_cut_at_any_step_is_harmless(forked: Writers, tmp_path: Path) -> None:
+def test_power_cut_of_the_destination_at_any_step_leaves_a_valid_store(forked: Writers, tmp_path: Path) -> None:
     source = open_store(tmp_path)
     for images in (of_pages(*range(1, 300)), ONE_PROCESS):
         checkpoint = store(source, tmp_path, images)

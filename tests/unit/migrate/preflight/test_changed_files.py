@@ -65,7 +65,7 @@ def open_in(target: StatementRunner, path: Path, *, mode: str = "r+b") -> None:
         ("", "other = open(path + '.1', 'wb')", "was opened for writing"),
     ],
 )
-def test_write_since_the_check_is_found(
+def test_write_to_an_open_file_after_the_check_of_a_move_is_refused(
     target: StatementRunner, there: Path, data: Path, before: str, change: str, words: str
 ) -> None:
     open_in(target, data)
@@ -91,15 +91,17 @@ def test_write_since_the_check_is_found(
         "gone = open(path + '.1', 'wb'); os.unlink(path + '.1')",
     ],
 )
-def test_rewritten_equal_content_is_not_a_change(target: StatementRunner, there: Path, data: Path, change: str) -> None:
+def test_file_rewritten_with_equal_content_does_not_prevent_a_move(
+    target: StatementRunner, there: Path, data: Path, change: str
+) -> None:
     open_in(target, data)
     found = compared(target, there)
     target.do(f"import os; {change}")
     refuse_changed_files([target.pid], found)
 
 
-def test_large_file_is_compared_by_its_times(target: StatementRunner, there: Path, data: Path) -> None:
-    """Writes through a mapping do not change the times: the check refuses them."""
+def test_large_file_is_compared_by_its_times_at_the_freeze(target: StatementRunner, there: Path, data: Path) -> None:
+    """Writes through a mapping do not change the times, so the check refuses a large file mapped for writing."""
     os.truncate(data, LARGE)
     open_in(target, data)
     found = compared(target, there)
@@ -112,7 +114,9 @@ def test_large_file_is_compared_by_its_times(target: StatementRunner, there: Pat
     assert [found.key for found in answers.blockers] == ["pid-taken", "file-mapped"]
 
 
-def test_file_open_for_reading_may_change(target: StatementRunner, there: Path, data: Path) -> None:
+def test_change_of_a_file_open_for_reading_is_found_at_the_freeze(
+    target: StatementRunner, there: Path, data: Path
+) -> None:
     open_in(target, data, mode="rb")
     found = compared(target, there)
     data.write_bytes(CONTENT + b"more")

@@ -35,7 +35,7 @@ _CONTENT: Final = b"0123456789"
 _LARGE: Final = (64 << 20) + 1
 
 
-def test_unchanged_host_with_free_pids_has_no_blockers(target: StatementRunner, there: Path) -> None:
+def test_destination_like_the_source_with_free_pids_accepts_the_move(target: StatementRunner, there: Path) -> None:
     dump_target = target_at(target.pid, there)
     questions = ask_about(dump_target)
     answers = answer_in(NEW_PIDS, questions, there)
@@ -46,7 +46,7 @@ def test_unchanged_host_with_free_pids_has_no_blockers(target: StatementRunner, 
     assert not there.exists()
 
 
-def test_pids_in_use_are_the_only_blockers(target: StatementRunner, there: Path) -> None:
+def test_pids_in_use_are_the_only_blockers_of_a_move_to_the_same_host(target: StatementRunner, there: Path) -> None:
     dump_target = target_at(target.pid, there)
     questions = ask_about(dump_target)
     answers = answer_here(questions, there)
@@ -82,7 +82,7 @@ def _make_fifo(path: Path) -> None:
         ("file-differs", _make_fifo, "it is a device, socket or named pipe, but here a regular file"),
     ],
 )
-def test_different_file_is_a_blocker(
+def test_file_that_differs_at_the_destination_is_a_blocker(
     target: StatementRunner, there: Path, tmp_path: Path, key: str, change: Change, words: str
 ) -> None:
     path = tmp_path / "data"
@@ -203,7 +203,9 @@ def test_lost_cgroup_limits_are_reported(target: StatementRunner, there: Path) -
     assert keys(answers) == ["pid-taken"]
 
 
-def test_log_must_not_be_longer_and_is_compared_by_size(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_log_with_appended_lines_must_have_the_same_size_at_the_destination(
+    target: StatementRunner, there: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "log"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r}, 'a')")
@@ -246,7 +248,7 @@ def test_removed_file_with_another_name_is_a_blocker(target: StatementRunner, th
     assert "removed-name" in keys(answer_here(ask_about(target_at(target.pid, there)), there))
 
 
-def test_removed_file_without_a_name_moves(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_removed_file_without_another_name_can_be_moved(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r})")

@@ -85,7 +85,7 @@ def test_lock_on_a_network_file_system_is_a_blocker(
     assert "lock-everywhere" not in _keys(_judge(locked))
 
 
-def test_many_files_in_use_are_counted(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_many_files_in_use_at_the_destination_are_counted(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     """A database has hundreds of open files: they are not listed individually."""
     target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
     warnings = _judge(ask_about(target_at(target.pid, there))).warnings
@@ -106,14 +106,14 @@ def test_file_that_cannot_be_examined_is_reported(
     assert key in [found.key for found in (judged.blockers if is_blocker else judged.warnings)]
 
 
-def test_unexamined_files_are_counted(move_questions: MoveQuestions) -> None:
+def test_files_that_the_destination_did_not_examine_are_counted(move_questions: MoveQuestions) -> None:
     """crckpt does not examine further files of a file system that does not answer."""
     judged = _judge(move_questions, problem="unasked", state=None)
     warnings = [str(warning) for warning in judged.warnings]
     assert "crckpt did not look for 1 more files, because of that file system" in warnings
 
 
-def test_missing_answer_is_not_a_missing_file(move_questions: MoveQuestions) -> None:
+def test_file_about_which_nothing_was_answered_is_not_reported_missing(move_questions: MoveQuestions) -> None:
     host = HostState((), {}, {}, _RESOURCES)
     judged = judge_files(move_questions, plan_restore(move_questions, "4.2"), host, {})
     assert [found.key for found in (*judged.blockers, *judged.warnings)] == ["files-unasked"]
@@ -160,12 +160,12 @@ def test_finding_of_a_move_does_not_suggest_options_of_dump(key: str) -> None:
         ),
     ],
 )
-def test_remedy_names_the_host(key: str, remedy: str) -> None:
+def test_remedy_of_a_move_names_the_host_where_to_do_it(key: str, remedy: str) -> None:
     found = cause(key).finding(interface="10.0.0.5/24", there="ens3", own="10.0.0.5/24@eth0")
     assert found.word_for("there", peer="db2").remedy == remedy
 
 
-def test_destination_is_named_for_the_user_of_a_move() -> None:
+def test_finding_of_a_move_names_the_destination() -> None:
     found = cause("cpus-missing").finding(missing=3, tid=7, left=1)
     assert found.what.startswith("this host has no CPU 3")
     assert found.word_for("there", peer="db2").what.startswith("db2: it has no CPU 3")

@@ -53,7 +53,7 @@ def _run(statements: str, within: float = 10.0) -> list[str]:
     return lines
 
 
-def test_fifo_is_not_opened(tmp_path: Path) -> None:
+def test_examining_a_fifo_does_not_open_it(tmp_path: Path) -> None:
     """Opening a FIFO would block, and its content is not read."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
@@ -62,7 +62,7 @@ def test_fifo_is_not_opened(tmp_path: Path) -> None:
     assert found.digest == ""
 
 
-def test_device_is_not_opened(tmp_path: Path) -> None:
+def test_examining_a_device_does_not_open_it(tmp_path: Path) -> None:
     """Opening a tape would rewind it. This device has no driver: opening it fails, stat does not."""
     path = tmp_path / "device"
     try:
@@ -74,7 +74,7 @@ def test_device_is_not_opened(tmp_path: Path) -> None:
     assert found.state is not None
 
 
-def test_link_loop_is_refused(tmp_path: Path) -> None:
+def test_examining_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "link"
     path.symlink_to(path)
     found = look_for_files([_ask(path)])[1]
@@ -82,14 +82,14 @@ def test_link_loop_is_refused(tmp_path: Path) -> None:
     assert "symbolic links" in found.why
 
 
-def test_open_link_is_examined_itself(tmp_path: Path) -> None:
+def test_link_that_was_open_as_such_is_examined_itself(tmp_path: Path) -> None:
     path = tmp_path / "link"
     path.symlink_to("/nowhere")
     assert look_for_files([_ask(path)])[1].is_missing
     assert look_for_files([_ask(path, flags=os.O_NOFOLLOW)])[1].state is not None
 
 
-def test_automount_is_not_mounted(tmp_path: Path) -> None:
+def test_examining_an_automount_does_not_mount_it(tmp_path: Path) -> None:
     """The daemon would have to answer: here nothing reads the kernel's request."""
     assert _run(
         f"""
@@ -102,7 +102,7 @@ look(place, place + "/home/file", {str(tmp_path)!r})
     ) == ["1 unmounted", "2 unmounted", "3 there"]
 
 
-def test_silent_file_system_is_left_alone(tmp_path: Path) -> None:
+def test_examining_a_file_on_a_silent_file_system_ends(tmp_path: Path) -> None:
     """The file system is not disconnected, and the files after it are unknown."""
     if not os.access("/dev/fuse", os.W_OK):
         pytest.skip("/dev/fuse cannot be used here")

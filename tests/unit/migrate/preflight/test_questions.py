@@ -36,7 +36,7 @@ def _decode(content: dict[str, Any]) -> MoveQuestions:
     return decode_questions(msgspec.msgpack.encode(content))
 
 
-def test_questions_round_trip(target: StatementRunner, there: Path) -> None:
+def test_questions_to_the_destination_round_trip(target: StatementRunner, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     assert decode_questions(encode_questions(questions)) == questions
 
@@ -57,7 +57,7 @@ def test_unusual_names_and_times_round_trip(target: StatementRunner, there: Path
 @pytest.mark.parametrize(
     "path", [b"etc/passwd", b"/../etc/passwd", b"/a/../b", b"", b"/a\0b", b"/" + b"x" * 5000], ids=repr
 )
-def test_path_must_be_absolute_and_short(questions_document: dict[str, Any], path: bytes) -> None:
+def test_path_in_questions_must_be_absolute_and_short(questions_document: dict[str, Any], path: bytes) -> None:
     questions_document["files"][0]["path"] = path
     with pytest.raises(IntegrityError):
         _decode(questions_document)
@@ -77,7 +77,7 @@ def test_moved_addresses_must_be_addresses(questions_document: dict[str, Any]) -
         _decode(questions_document)
 
 
-def test_ids_must_refer_to_entries(questions_document: dict[str, Any]) -> None:
+def test_ids_in_questions_must_refer_to_entries(questions_document: dict[str, Any]) -> None:
     questions_document["processes"][0]["descriptors"] = [[0, 1 << 40]]
     with pytest.raises(IntegrityError, match="not in the questions"):
         _decode(questions_document)
@@ -89,26 +89,26 @@ def test_socket_as_a_directory_is_refused(questions_document: dict[str, Any]) ->
         _decode(questions_document)
 
 
-def test_ids_must_be_unique(questions_document: dict[str, Any]) -> None:
+def test_ids_in_questions_must_be_unique(questions_document: dict[str, Any]) -> None:
     questions_document["files"].append(questions_document["files"][0])
     with pytest.raises(IntegrityError, match="the same id"):
         _decode(questions_document)
 
 
-def test_process_must_appear_once(questions_document: dict[str, Any]) -> None:
+def test_process_in_questions_must_appear_once(questions_document: dict[str, Any]) -> None:
     questions_document["processes"].append(questions_document["processes"][0])
     with pytest.raises(IntegrityError, match="twice"):
         _decode(questions_document)
 
 
-def test_lock_must_have_a_holder(questions_document: dict[str, Any]) -> None:
+def test_lock_in_questions_must_have_a_holder(questions_document: dict[str, Any]) -> None:
     lock = {"kind": "flock", "exclusive": True, "pid": 1, "fd": 1, "start": 0, "end": None}
     questions_document["locks"] = [lock]
     with pytest.raises(IntegrityError, match="has a lock"):
         _decode(questions_document)
 
 
-def test_size_is_limited(questions_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_of_questions_is_limited(questions_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     content = msgspec.msgpack.encode(questions_document)
     monkeypatch.setattr(module, "MOST_BYTES", len(content) - 1)
     with pytest.raises(IntegrityError, match="at most"):
@@ -119,7 +119,7 @@ def test_size_is_limited(questions_document: dict[str, Any], monkeypatch: pytest
 
 @settings(max_examples=examples(200))
 @given(st.binary(max_size=200))
-def test_random_bytes_are_refused(content: bytes) -> None:
+def test_random_bytes_in_place_of_questions_are_refused(content: bytes) -> None:
     for decode in (decode_questions, decode_answers):
         with pytest.raises(IntegrityError):
             decode(content)

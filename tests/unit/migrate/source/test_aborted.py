@@ -40,13 +40,13 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
         (TargetNotRunning("there is no process 812"), _ENDED),
     ],
 )
-def test_error_tells_where_the_program_is(error: CommandFailure, message: str) -> None:
+def test_error_of_an_aborted_move_says_where_the_program_is(error: CommandFailure, message: str) -> None:
     reported = say_where_it_runs(error, JobName("app"), 812, None)
     assert (type(reported), reported.message, reported.exit_code) == (type(error), message, error.exit_code)
     late = say_where_it_runs(error, JobName("app"), 812, cause("address-hook").finding())
     assert late.message == f"{message}; --address-hook failed"
 
 
-def test_hint_is_kept_unless_the_program_has_ended() -> None:
+def test_hint_of_an_aborted_move_is_kept_unless_the_program_has_ended() -> None:
     assert say_where_it_runs(RemoteError("x", hint="try"), JobName("app"), 812, None).hint == "try"
     assert say_where_it_runs(TargetNotRunning("x", hint="find its PID"), JobName("app"), 812, None).hint == ""

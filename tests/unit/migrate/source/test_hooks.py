@@ -48,7 +48,7 @@ def test_hook_gets_the_environment_of_the_move(
     assert not (tmp_path / "other").exists()
 
 
-def test_missing_hook_is_skipped() -> None:
+def test_hook_that_is_not_given_is_not_called() -> None:
     run_hook(request(), MOVE, "before-freeze")
     assert run_late_hook(request(before_freeze="false"), MOVE, "commit") is None
 
@@ -71,14 +71,14 @@ def test_only_the_end_of_a_long_output_is_returned() -> None:
 
 
 @pytest.mark.parametrize("name", ["commit", "abort"])
-def test_late_failures_are_reported(name: Literal["commit", "abort"]) -> None:
+def test_failure_of_an_address_hook_after_the_commit_is_reported(name: Literal["commit", "abort"]) -> None:
     found = run_late_hook(request(address_hook="exit 1"), MOVE, name)
     assert found is not None
     assert f"at step {name} (exit status 1)" in found.what
     assert f"CRCKPT_MOVE_STEP={name}" in found.remedy
 
 
-def test_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child processes of the hook end with it."""
     monkeypatch.setattr(hooks, "SECONDS", {"prepare": 0.2})
     reading, writing = os.pipe()
@@ -108,7 +108,7 @@ run_hook(MigrateRequest("812", "there", address_hook=sys.argv[1]), begin_move("s
 """
 
 
-def test_interruption_ends_a_hook(tmp_path: Path) -> None:
+def test_interruption_ends_an_address_hook(tmp_path: Path) -> None:
     """The hook and its child processes end, however early the interruption is."""
     hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
     result = subprocess.run(

@@ -34,7 +34,7 @@ SECOND = Round(
 SHORT, LONG = Downtime(0.01, 0.3), Downtime(0.9, 0.3)
 
 
-def test_write_rate_is_known_from_the_second_round() -> None:
+def test_write_rate_of_a_program_is_known_from_the_second_round() -> None:
     assert FIRST.written_per_s is None
     assert SECOND.written_per_s == 20 * MIB
 
@@ -64,7 +64,7 @@ def test_freeze_estimate_is_the_shortest_round() -> None:
     assert estimate_downtime([long], 0.0).fixed_s > estimate_downtime([SECOND], 0.0).fixed_s
 
 
-def test_slow_store_means_a_slow_restore() -> None:
+def test_time_to_store_a_round_counts_towards_the_downtime() -> None:
     slow = replace(FIRST, store_s=10 + FIRST.store_s)
     busy = replace(SECOND, dump_s=5 + SECOND.dump_s)
     assert estimate_downtime([FIRST, busy], 0.0).fixed_s > 5
@@ -102,11 +102,13 @@ def test_slow_store_means_a_slow_restore() -> None:
         (replace(REQUEST, max_downtime_ms=300), [FIRST, SECOND], LONG, ""),
     ],
 )
-def test_rounds_end_with_a_reason(request_: MigrateRequest, rounds: list[Round], downtime: Downtime, why: str) -> None:
+def test_rounds_of_a_move_end_with_a_reason(
+    request_: MigrateRequest, rounds: list[Round], downtime: Downtime, why: str
+) -> None:
     assert explain_end(request_, rounds, downtime, 11.0 * MIB) == why
 
 
-def test_estimate_over_the_budget_is_refused() -> None:
+def test_move_with_an_estimated_downtime_over_the_budget_is_refused() -> None:
     budget = replace(REQUEST, max_downtime_ms=300)
     check_budget(budget, LONG)
     check_budget(replace(budget, abort_over=True, max_downtime_ms=1300), LONG)

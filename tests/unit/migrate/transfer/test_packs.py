@@ -90,7 +90,7 @@ def move(tmp_path: Path) -> Iterator[Move]:
         yield Move(source, destination, here, there, Receiver(destination, begun))
 
 
-def test_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
+def test_moved_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
     checkpoint = store(move.source, tmp_path, ONE_PROCESS)
     assert move.send(checkpoint) == sum(pack_path(move.source, digest).stat().st_size for digest in digests(checkpoint))
     assert move.destination.ids() == ()
@@ -102,7 +102,7 @@ def test_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> No
     assert sizes[0] == sizes[1]
 
 
-def test_later_transfers_send_only_new_packs(move: Move, tmp_path: Path) -> None:
+def test_second_transfer_of_a_job_sends_only_new_packs(move: Move, tmp_path: Path) -> None:
     first = store(move.source, tmp_path, of_pages(*range(1, 500)))
     assert move.send(first) > 0
     assert move.send(first) == 0
@@ -140,7 +140,7 @@ def test_unwritable_store_fails_the_move_and_stores_nothing(
     assert nothing_is_left(move.destination)
 
 
-def test_aborted_transfer_leaves_nothing(move: Move) -> None:
+def test_aborted_transfer_leaves_no_pack(move: Move) -> None:
     def answer() -> None:
         with pytest.raises(AbortReceived, match="source aborted the move: interrupted") as caught:
             move.receiver.answer_offer(move.there, move.there.receive(Offer))
@@ -183,7 +183,7 @@ def test_damaged_pack_of_the_destination_is_replaced(move: Move, tmp_path: Path)
         assert verify(move.destination).damages == ()
 
 
-def test_known_damage_is_replaced_despite_fingerprints(move: Move, tmp_path: Path) -> None:
+def test_pack_known_to_be_damaged_is_replaced_although_its_fingerprints_exist(move: Move, tmp_path: Path) -> None:
     checkpoint = store(move.destination, tmp_path, of_pages(*range(1, 500)))
     (digest,) = digests(checkpoint)
     assert move.destination.backend.exists(fingerprints_name(PackId(digest)))
@@ -294,7 +294,9 @@ def send_nothing(here: Connection) -> None:
         (send_nothing, "was not sent whole"),
     ],
 )
-def test_lying_source_stores_nothing(move: Move, lie: Callable[[Connection], None], words: str) -> None:
+def test_source_that_sends_other_packs_than_offered_stores_nothing(
+    move: Move, lie: Callable[[Connection], None], words: str
+) -> None:
     with move.answering():
         move.here.send(Offer((DIGEST, OTHER)))
         move.here.receive(Lacking)
@@ -318,7 +320,7 @@ def test_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> No
     assert nothing_is_left(move.destination)
 
 
-def test_destination_gets_only_offered_packs(move: Move, tmp_path: Path) -> None:
+def test_destination_can_request_only_offered_packs(move: Move, tmp_path: Path) -> None:
     checkpoint = store(move.source, tmp_path, ONE_PROCESS)
     for wanted in (("cd" * 32,), digests(checkpoint) * 2):
         with connected() as (here, there):
@@ -328,7 +330,7 @@ def test_destination_gets_only_offered_packs(move: Move, tmp_path: Path) -> None
             thread.join()
 
 
-def test_lost_connection_leaves_nothing(move: Move) -> None:
+def test_transfer_with_a_lost_connection_leaves_no_pack(move: Move) -> None:
     with move.answering():
         move.here.send(Offer((DIGEST,)))
         move.here.receive(Lacking)

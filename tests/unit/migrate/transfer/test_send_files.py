@@ -155,7 +155,7 @@ def test_file_arrives_on_a_file_system_without_unnamed_files(elsewhere: Path, mo
     assert (elsewhere / "one").stat().st_nlink == 1
 
 
-def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
+def test_sent_file_does_not_replace_an_existing_one(elsewhere: Path) -> None:
     """Other files of the same transfer are removed again."""
     asked_files = _prepare(elsewhere, "inner/one", "two")
 
@@ -172,7 +172,7 @@ def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
     assert [path.name for path in elsewhere.iterdir()] == ["two"]
 
 
-def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
+def test_link_at_the_source_is_not_followed_when_files_are_sent(elsewhere: Path, tmp_path: Path) -> None:
     asked_files = _prepare(elsewhere, "inner/one")
     (tmp_path / "trap").mkdir()
 
@@ -268,7 +268,7 @@ def test_access_control_list_does_not_widen_the_group(elsewhere: Path) -> None:
     assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o600
 
 
-def test_content_changed_during_the_transfer_is_refused(elsewhere: Path) -> None:
+def test_file_changed_while_it_is_sent_is_refused(elsewhere: Path) -> None:
     asked_files = _prepare(elsewhere, "one")
 
     def change() -> None:
@@ -343,7 +343,7 @@ def test_move_that_lacks_only_files_is_possible_after_sending(
     assert answer_in(NEW_PIDS, questions, there).blockers == ()
 
 
-def test_nothing_is_sent_if_another_blocker_exists(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_no_file_is_sent_if_the_move_has_another_blocker(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = _make(tmp_path / "data")
     target.do(f"held = open({str(path)!r})")
     plan = target_at(target.pid, there)
@@ -354,7 +354,7 @@ def test_nothing_is_sent_if_another_blocker_exists(target: StatementRunner, ther
     assert [found.what for found in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
 
 
-def test_sendable_files_are_selected(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_files_that_can_be_sent_are_selected(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     read, written, special = (_make(tmp_path / name) for name in ("read", "written", "special"))
     special.chmod(0o4755)
     (tmp_path / "open").mkdir()

@@ -95,7 +95,7 @@ def answered(work: Callable[[Connection], object], messages: int = 1) -> CrckptE
     return failures[0] if failures else None
 
 
-def test_only_appended_lines_are_sent(logs: Logs) -> None:
+def test_only_lines_appended_to_a_log_are_sent_after_the_freeze(logs: Logs) -> None:
     sent = SentLogs([(logs.asked(), len(_FIRST))])
 
     def work(source: Connection) -> None:
@@ -114,7 +114,7 @@ def test_only_appended_lines_are_sent(logs: Logs) -> None:
     assert (logs.there.stat().st_uid, logs.there.stat().st_mode) == (_OWNER, logs.here.stat().st_mode)
 
 
-def test_existing_content_is_compared_without_new_lines(logs: Logs) -> None:
+def test_log_is_compared_up_to_its_size_before_the_freeze(logs: Logs) -> None:
     assert answered(SentLogs([(logs.asked(), len(_FIRST))]).send_gained) is None
     logs.there.write_bytes(_FIRST[::-1])
     failure = answered(SentLogs([(logs.asked(), len(_FIRST))]).send_gained)
@@ -149,7 +149,7 @@ def test_different_file_at_the_destination_is_left_alone(logs: Logs, change: Cal
     assert logs.there.read_bytes() == content
 
 
-def test_truncated_or_replaced_log_is_refused(logs: Logs) -> None:
+def test_log_truncated_or_replaced_during_a_move_is_refused(logs: Logs) -> None:
     asked = logs.asked()
     with connected() as (source, _):
         os.truncate(logs.here, 10)
@@ -162,7 +162,7 @@ def test_truncated_or_replaced_log_is_refused(logs: Logs) -> None:
 @pytest.mark.parametrize(
     "content", [b"other\n" * 2000, _FIRST.replace(b"first", b"other", 1) + _MORE, _FIRST[:-6] + b"other\n" + _MORE]
 )
-def test_truncated_and_regrown_log_is_refused(logs: Logs, content: bytes) -> None:
+def test_log_truncated_and_grown_again_during_a_move_is_refused(logs: Logs, content: bytes) -> None:
     """The size does not show the truncation: the existing lines would be followed by the rest of another log."""
     sent = SentLogs([(logs.asked(), len(_FIRST))])
 
@@ -176,7 +176,7 @@ def test_truncated_and_regrown_log_is_refused(logs: Logs, content: bytes) -> Non
     assert logs.there.read_bytes() == _FIRST
 
 
-def test_removed_log_is_refused(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_removed_during_a_move_is_refused(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     asked = replace(logs.asked(), path=os.fsencode(logs.here))
     logs.here.rename(logs.here.with_suffix(".1"))
@@ -186,7 +186,7 @@ def test_removed_log_is_refused(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("content", [b"other", b"gained", b""])
-def test_unannounced_content_is_cut_off(logs: Logs, content: bytes) -> None:
+def test_log_content_beyond_the_announced_size_is_cut_off(logs: Logs, content: bytes) -> None:
     above = tuple(read_owners(logs.there))
     mode = logs.here.stat().st_mode
     digest = hashlib.sha256(b"gained").hexdigest()

@@ -63,7 +63,7 @@ def test_written_pages_reach_the_file_system(target: StatementRunner, directory:
     assert count_unwritten(path) == 0
 
 
-def test_program_may_change_its_files_meanwhile(target: StatementRunner, directory: Path) -> None:
+def test_program_may_change_its_files_while_they_are_written_back(target: StatementRunner, directory: Path) -> None:
     """The program puts other files and FIFOs at the same descriptor: nothing blocks or fails."""
     target.do(
         f"""
@@ -82,7 +82,7 @@ threading.Thread(target=change, daemon=True).start()
         write_back([target.pid], {directory.stat().st_dev})
 
 
-def test_other_files_are_left_alone(target: StatementRunner, directory: Path) -> None:
+def test_files_that_need_no_write_back_are_left_alone(target: StatementRunner, directory: Path) -> None:
     path = directory / "data"
     target.do(f"held = open({str(path)!r}, 'wb', 0); held.write(b'x'); import os; os.unlink({str(path)!r})")
     write_back([target.pid], {path.parent.stat().st_dev})

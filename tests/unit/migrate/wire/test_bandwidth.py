@@ -31,7 +31,7 @@ print(json.dumps(begins))
 """
 
 
-def test_processes_share_a_bandwidth() -> None:
+def test_several_processes_share_one_bandwidth() -> None:
     """Only one process sends at a time, and each one gets its turn."""
     with shared_clock() as clock:
         words = [sys.executable, "-c", RESERVE, str(clock)]
@@ -51,7 +51,7 @@ def test_processes_share_a_bandwidth() -> None:
         assert other - one >= 4096 / SPEED - 1e-6
 
 
-def test_unused_bandwidth_of_idle_time_is_lost() -> None:
+def test_bandwidth_that_was_not_used_while_idle_is_lost() -> None:
     with shared_clock() as clock:
         for bandwidth in (Bandwidth(SPEED), Bandwidth(SPEED, clock)):
             first = bandwidth.reserve(SPEED)
@@ -59,7 +59,7 @@ def test_unused_bandwidth_of_idle_time_is_lost() -> None:
             bandwidth.close()
 
 
-def test_abort_does_not_wait_for_data() -> None:
+def test_abort_message_does_not_wait_for_data_under_a_bandwidth() -> None:
     """A mebibyte waits to be sent with 16 KiB per second: the abort overtakes it."""
     collected = Collected()
     with connected(bandwidth=16 << 10) as (source, destination), destination.receiving(collected):

@@ -34,7 +34,7 @@ def test_incompressible_data_is_sent_unchanged() -> None:
     assert Compressor().compress(os.urandom(PIECE), SLOW) is None
 
 
-def test_useless_attempts_become_rare() -> None:
+def test_compression_is_tried_less_often_if_it_does_not_help() -> None:
     """The connection is nearly as fast as zstd. First random bytes are sent, then words."""
     compressor, content, speed = Compressor(), os.urandom(PIECE), 2**30 - 1.0
     assert compressor.compress(content, speed) is None

@@ -57,8 +57,8 @@ def test_messages_arrive_in_order_in_both_directions() -> None:
         assert source.receive(Hello).hostname == "there"
 
 
-def test_both_directions_may_share_a_socket() -> None:
-    """sshd starts commands like that."""
+def test_connection_works_over_one_socket_for_both_directions() -> None:
+    """sshd starts commands with a socket as standard input and output."""
     here, there = socket.socketpair()
     content = os.urandom(3 << 20)
     with (
@@ -155,7 +155,7 @@ def test_failed_and_abort_raise_when_unexpected() -> None:
         assert source.receive(Running, Failed) == Failed(1, "a bug")
 
 
-def test_abort_skips_earlier_answers() -> None:
+def test_answers_sent_before_an_abort_are_skipped() -> None:
     with connected() as (source, destination):
         destination.send(Stored())
         destination.send(Failed(1, "late"))

@@ -56,7 +56,7 @@ def test_unrequested_packs_end_the_connection() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
+def test_frame_of_an_unknown_or_wrong_kind_ends_the_connection(sent: bytes, what: str) -> None:
     with half_connected() as (source, _, writes):
         writes.write(frame(BEAT) + sent)
         with pytest.raises(ProtocolError, match=f"destination sent {what}") as caught:
@@ -86,7 +86,7 @@ def test_unreceived_messages_do_not_fill_memory() -> None:
             repeat(lambda: source.send(Stored()))
 
 
-def test_other_protocol_is_refused() -> None:
+def test_peer_with_another_protocol_version_is_refused() -> None:
     with half_connected() as (source, _, writes):
         later = {**msgspec.to_builtins(HELLO), "protocol": 3, "version": "9.1", "hostname": 5}
         writes.write(frame(MESSAGE, msgspec.msgpack.encode(later)))
@@ -99,7 +99,7 @@ def test_other_protocol_is_refused() -> None:
     assert caught.value.hint == "install the same version of crckpt on both hosts"
 
 
-def test_text_instead_of_messages_is_shown() -> None:
+def test_text_that_the_other_host_prints_instead_of_messages_is_shown() -> None:
     with half_connected() as (source, _, writes):
         writes.write(b"Welcome to Debian!\n\nYou have mail.\n")
         writes.write(frame(BEAT) + message_frame(HELLO))
@@ -121,7 +121,7 @@ def test_account_without_commands_is_reported(text: bytes) -> None:
     assert "login shell; ForceCommand" in caught.value.hint
 
 
-def test_text_among_messages_is_shown() -> None:
+def test_text_that_the_other_host_prints_among_messages_is_shown() -> None:
     with half_connected() as (source, _, writes):
         writes.write(message_frame(HELLO) + b"You have new mail in /var/mail/root\n")
         writes.close()
@@ -141,14 +141,14 @@ def test_end_of_the_other_side_is_noticed() -> None:
             source.send(Stored())
 
 
-def test_closed_reader_is_noticed() -> None:
+def test_peer_that_closed_its_reading_end_is_noticed() -> None:
     with half_connected() as (source, reads, _):
         reads.close()
         with pytest.raises(ConnectionLost, match="broke: Broken pipe"):
             source.receive(Hello)
 
 
-def test_launcher_gives_the_reason_of_the_end() -> None:
+def test_error_about_a_lost_connection_has_the_reason_from_the_launcher() -> None:
     (to_nobody, outgoing), (incoming, from_nobody) = os.pipe(), os.pipe()
     os.close(from_nobody)
     reason = RemoteError("ssh says: no route to host")
@@ -160,7 +160,7 @@ def test_launcher_gives_the_reason_of_the_end() -> None:
     os.close(to_nobody)
 
 
-def test_launcher_is_not_asked_about_silence() -> None:
+def test_error_about_a_silent_peer_does_not_ask_the_launcher() -> None:
     def explain() -> CrckptError:
         raise AssertionError("ssh may be alive for hours")
 
@@ -175,7 +175,7 @@ def test_launcher_is_not_asked_about_silence() -> None:
     os.close(writes)
 
 
-def test_silence_is_noticed() -> None:
+def test_silent_peer_is_noticed() -> None:
     words = r"nothing was received from destination for 0\.2 s"
     with half_connected(patience_s=0.2) as (source, _, writes):
         writes.write(frame(BEAT))
@@ -183,7 +183,7 @@ def test_silence_is_noticed() -> None:
             source.receive(Hello)
 
 
-def test_silence_is_noticed_while_sending_is_blocked() -> None:
+def test_silent_peer_is_noticed_while_sending_is_blocked() -> None:
     words = "nothing was received"
     with half_connected(patience_s=0.5) as (source, _, writes):
         writes.write(frame(BEAT))

@@ -145,7 +145,7 @@ def test_unknown_keys_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("change", [{}, {"uptime_s": "long"}, {"hostname": None}])
-def test_other_protocol_is_recognized_by_any_hello(change: dict[str, object]) -> None:
+def test_another_protocol_version_is_recognized_in_any_hello(change: dict[str, object]) -> None:
     later = {**msgspec.to_builtins(HELLO), "protocol": messages.PROTOCOL + 1, "version": "0.9", **change}
     with pytest.raises(OtherProtocol) as caught:
         decode(msgspec.msgpack.encode(later))
@@ -166,7 +166,7 @@ def test_text_that_is_not_unicode_can_be_sent() -> None:
     )
 
 
-def test_error_keeps_message_hint_and_causes() -> None:
+def test_error_from_the_other_host_keeps_message_hint_and_causes() -> None:
     refused = PreflightRefused("it cannot be restored", hint="remove it", causes=("PID 5 is in use",))
     error = make_failed(refused).to_error("root@there")
     assert isinstance(error, PreflightRefused)
@@ -203,7 +203,7 @@ def test_system_error_has_a_message() -> None:
     assert failed == Failed(30, "No space left on device (/var/lib/crckpt)")
 
 
-def test_endless_message_is_cut() -> None:
+def test_endless_error_message_from_the_other_host_is_cut() -> None:
     failed = make_failed(PreflightRefused("x" * (1 << 20), causes=("y" * (1 << 20),) * 20_000))
     assert decode(encode(failed)) == failed
     assert len(encode(failed)) < messages.MOST_BYTES

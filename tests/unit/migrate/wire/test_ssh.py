@@ -71,7 +71,7 @@ def connection_to(crckpt: str, ssh: tuple[str, ...], store: str | None = None) -
         yield connection
 
 
-def test_two_sides_exchange_messages(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
+def test_two_sides_of_an_ssh_connection_exchange_messages(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
     with connection_to(receive, ssh(), "/a store/$(id)") as connection:
         connection.send(HELLO)
         assert connection.receive(Hello) == HELLO
@@ -80,7 +80,7 @@ def test_two_sides_exchange_messages(ssh: Callable[[], tuple[str, ...]], receive
             connection.receive(Stored)
 
 
-def test_arguments_arrive_unchanged(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
+def test_arguments_of_ssh_arrive_unchanged_at_the_other_host(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
     broken = Path(*shlex.split(receive)).read_text().replace("side.receive(Stored)", "sys.exit(7)")
     Path(*shlex.split(receive)).write_text(broken)
     with connection_to(receive, ssh(), "/a store/$(id)") as connection:
@@ -124,7 +124,7 @@ def test_arguments_of_the_remote_command_are_quoted() -> None:
         "a\udcffb",
     ],
 )
-def test_invalid_host_is_refused(host: str) -> None:
+def test_invalid_destination_host_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="is not a host name for ssh"):
         check_host(host)
 
@@ -132,7 +132,7 @@ def test_invalid_host_is_refused(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["there", "root@192.0.2.1", "fe80::1%eth0", "user@realm@there", "DOMAIN\\user@there", "ssh://there:22", "ä"]
 )
-def test_valid_host_is_accepted(host: str) -> None:
+def test_valid_destination_host_is_accepted(host: str) -> None:
     assert check_host(host) == host
 
 
@@ -269,7 +269,7 @@ def test_errors_of_sudo_are_explained(
     assert ("NOPASSWD" in hint) == ("NOPASSWD" in caught.value.hint)
 
 
-def test_need_for_root_is_an_answer(ssh: Callable[[], tuple[str, ...]]) -> None:
+def test_missing_root_on_the_other_host_is_an_ordinary_error(ssh: Callable[[], tuple[str, ...]]) -> None:
     """The error arrives as a message although the remote command has not begun to receive."""
     nobody = f"unshare --user --map-user=65534 --map-group=65534 {shlex.quote(sys.executable)} -P -m crckpt"
     with connection_to(nobody, ssh()) as connection:

@@ -27,8 +27,8 @@ def tree() -> Iterator[proc.Tree]:
         process.kill()
 
 
-def test_missing_disk_does_not_hide_the_state(tree: proc.Tree, tmp_path: Path) -> None:
-    """CRIU's log lies where nothing can be read any more, as do the checkpoints."""
+def test_error_after_a_lost_disk_still_says_that_the_tree_runs_on(tree: proc.Tree, tmp_path: Path) -> None:
+    """Neither CRIU's log nor the checkpoints can be read any more."""
     repository = Repository.open(tmp_path / "store", create=True)
     (tmp_path / "store/checkpoints").rmdir()
     with (
@@ -38,7 +38,7 @@ def test_missing_disk_does_not_hide_the_state(tree: proc.Tree, tmp_path: Path) -
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_ended_tree_is_reported(tree: proc.Tree, tmp_path: Path) -> None:
+def test_error_says_that_the_tree_ended_during_the_dump(tree: proc.Tree, tmp_path: Path) -> None:
     os.kill(tree.root.pid, 9)
     os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
     repository = Repository.open(tmp_path / "store", create=True)

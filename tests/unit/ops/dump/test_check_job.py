@@ -71,7 +71,7 @@ def test_program_of_another_user_is_refused(context: Context, repository: Reposi
     [((33, 33, 33, 33), None), ((0, 0, 0, 0), None), ((34, 34, 34, 34), "trainer")],
     ids=["the same user", "root", "a job that was named"],
 )
-def test_same_user_root_and_a_named_job_are_accepted(
+def test_program_of_the_same_user_of_root_or_in_a_named_job_is_accepted(
     context: Context, repository: Repository, tmp_path: Path, uids: tuple[int, ...], job: str | None
 ) -> None:
     check(dumped_by(context, (34, 34, 34, 34)), repository)  # there is no checkpoint yet
@@ -96,7 +96,7 @@ def test_damaged_checkpoint_does_not_prevent_a_dump(context: Context, repository
 
 @pytest.mark.parametrize("job", [None, "trainer"])
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "of an older version"])
-def test_other_program_is_refused(
+def test_other_program_in_a_job_is_refused(
     context: Context, repository: Repository, tmp_path: Path, job: str | None, is_recorded: bool
 ) -> None:
     recorded = {"program": asdict(TRAINING_PROGRAM)} if is_recorded else {}
@@ -116,7 +116,9 @@ def test_other_program_is_refused(
     check(dumped_by(context, UIDS, job, EVALUATION_PROGRAM, other=True), repository)
 
 
-def test_only_the_last_checkpoint_counts(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_program_is_compared_only_with_the_last_checkpoint_of_the_job(
+    context: Context, repository: Repository, tmp_path: Path
+) -> None:
     """A program that was allowed in the job once need not be allowed again."""
     stored_of(repository, tmp_path, [*UIDS], program=asdict(TRAINING_PROGRAM))
     stored_of(repository, tmp_path, [*UIDS], program=asdict(EVALUATION_PROGRAM))

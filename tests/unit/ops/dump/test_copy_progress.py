@@ -32,7 +32,7 @@ def test_copied_bytes_are_reported_with_the_total(tmp_path: Path) -> None:
     assert len(seen) == reported, "nothing is reported after the end"
 
 
-def test_no_thread_runs_without_a_progress_reader(tmp_path: Path) -> None:
+def test_copy_progress_needs_no_thread_if_nobody_reads_it(tmp_path: Path) -> None:
     before = threading.active_count()
     with copying_reported(tmp_path, MEMORY, ignore_progress):
         assert threading.active_count() == before

@@ -23,7 +23,7 @@ sys.stdin.read()
 """
 
 
-def test_usage_of_each_process_is_read() -> None:
+def test_usage_of_each_process_of_a_tree_is_read() -> None:
     with program(FAMILY) as process:
         found = tuple(read_tree_usage(proc.read_tree(read(process.pid))))
         (child,) = proc.children(process.pid)
@@ -33,7 +33,7 @@ def test_usage_of_each_process_is_read() -> None:
         os.kill(child, 9)
 
 
-def test_ended_process_is_skipped() -> None:
+def test_usage_of_an_ended_process_is_skipped() -> None:
     with program(WAIT_STATEMENTS) as process:
         tree = proc.read_tree(read(process.pid))
         # Another process has got its PID.

@@ -58,7 +58,7 @@ def test_tracked_dump_uses_the_settings_of_its_tracker(context: Context) -> None
     assert "--track-mem" in words(target, lineage)
 
 
-def test_ended_root_is_noticed(context: Context) -> None:
+def test_dump_notices_that_the_root_process_has_ended(context: Context) -> None:
     with program(WAIT_STATEMENTS) as process, pinned(str(process.pid)) as root:
         target = replace(target_of(context, observe_live(read(process.pid))), root=root)
         target.check_root()

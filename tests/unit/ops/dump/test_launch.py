@@ -33,7 +33,7 @@ def workspace(context: Context) -> Iterator[Workspace]:
         yield found
 
 
-def test_workspace_is_in_the_store_and_removed(context: Context) -> None:
+def test_working_directory_of_a_dump_is_in_the_store_and_removed(context: Context) -> None:
     with opened_workspace(context) as workspace:
         assert workspace.images.is_relative_to(context.store)
         assert workspace.images.stat().st_mode & 0o777 == 0o700
@@ -42,7 +42,7 @@ def test_workspace_is_in_the_store_and_removed(context: Context) -> None:
     assert not workspace.work.exists()
 
 
-def test_missing_store_is_created(tmp_path: Path) -> None:
+def test_store_that_is_missing_is_created_by_a_dump(tmp_path: Path) -> None:
     with opened_workspace(Context(tmp_path / "new")) as workspace:
         assert workspace.repository.root == tmp_path / "new"
 

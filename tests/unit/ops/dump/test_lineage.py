@@ -90,7 +90,7 @@ def test_tree_that_cannot_be_tracked_has_a_reason_only_if_incremental_is_request
         assert "runs as another user or in namespaces of the tree" in summary.why_full
 
 
-def test_next_dump_counts_from_a_checkpoint(
+def test_next_incremental_dump_counts_from_the_committed_checkpoint(
     root: proc.Process, repository: Repository, keeper: Keeper, checkpoint: Checkpoint
 ) -> None:
     summary = prediction(root, repository, replace(keeper, base=checkpoint.id))
@@ -134,7 +134,7 @@ def test_silent_tracker_makes_the_dump_full(root: proc.Process, repository: Repo
         assert "does not answer" in lineage.summary.why
 
 
-def test_late_tracker_gets_no_more_messages(root: proc.Process) -> None:
+def test_tracker_that_answers_late_in_a_freeze_is_not_asked_again(root: proc.Process) -> None:
     """The dump continues, and the next one is full: the keeper may not have examined the frozen tree in time."""
     with smaller_bounds(client, _PATIENCE_FROZEN_S=0.1), listening(root) as listener:
         lineage = Lineage(LineageSummary("", ""), find_session(root))
@@ -150,7 +150,9 @@ def test_late_tracker_gets_no_more_messages(root: proc.Process) -> None:
 
 
 @pytest.mark.parametrize("has_seen_freeze", [True, False])
-def test_unseen_reset_is_not_committed(root: proc.Process, has_seen_freeze: bool) -> None:
+def test_dump_is_committed_to_the_tracker_only_if_it_has_seen_the_freeze(
+    root: proc.Process, has_seen_freeze: bool
+) -> None:
     answers = [Answer()] * (1 + has_seen_freeze)
     with listening(root) as listener, answering(listener, *answers) as asked:
         lineage = Lineage(LineageSummary("", ""), find_session(root))
@@ -162,7 +164,7 @@ def test_unseen_reset_is_not_committed(root: proc.Process, has_seen_freeze: bool
     assert [request.do for request in asked] == (["frozen", "committed"] if has_seen_freeze else [])
 
 
-def test_restart_full_drops_the_base() -> None:
+def test_dump_started_again_in_full_has_no_base() -> None:
     lineage = Lineage(LineageSummary("soft-dirty", "it works", base=OTHER_ID, rounds=2))
     lineage.restart_full("a page is missing")
     assert lineage.parent is None

@@ -73,7 +73,7 @@ def test_file_owners_are_recorded(root: proc.Process, place: Path) -> None:
     assert owners["/etc/passwd"] == [0]
 
 
-def test_replaced_file_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
+def test_file_that_was_replaced_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
     """The name leads to another file now."""
     before = identity(place / "read", 0)
     (place / "other").write_bytes(b"other")
@@ -83,7 +83,7 @@ def test_replaced_file_is_recorded_as_it_was(root: proc.Process, place: Path) ->
     assert files[f"{place}/read (deleted)"] == [before]
 
 
-def test_uncertain_files_are_not_recorded(root: proc.Process) -> None:
+def test_files_of_a_process_that_may_be_another_are_not_recorded(root: proc.Process) -> None:
     observed = observe_live(root)
     unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
     other = replace(root, start=root.start + 1)  # another process has got its PID

@@ -10,7 +10,7 @@ COMMIT = CommitSpeed(10, 5, 10_000, 20.0, 500, 0.25, 40, 2e-6, 0.25)
 TREE = Load(memory=100_000_000, maps=1000, descriptors=100, threads=30, processes=20)
 
 
-def test_cost_grows_with_the_load() -> None:
+def test_predicted_cost_grows_with_the_size_of_the_tree() -> None:
     dump = DumpSpeed(byte_ms=1e-6, slowness=2.0, around_ms=40.0)
     found = predict_cost(TREE, dump, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(100 + 2 * usual_ms(TREE))
@@ -24,14 +24,14 @@ def test_cost_grows_with_the_load() -> None:
         assert predict_cost(more, dump, COMMIT, 4096).frozen_ms > found.frozen_ms
 
 
-def test_tree_like_the_trial_costs_the_same() -> None:
+def test_predicted_cost_of_a_tree_like_the_trial_is_that_of_the_trial() -> None:
     dump = dump_speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
     found = predict_cost(TREE, dump, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(400)
     assert found.dump_ms == pytest.approx(450)
 
 
-def test_memory_and_other_costs_are_separate() -> None:
+def test_predicted_cost_of_memory_is_separate_from_other_costs() -> None:
     dump = dump_speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
     found = predict_cost(TREE._replace(memory=TREE.memory / 3), dump, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(300)

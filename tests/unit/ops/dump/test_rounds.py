@@ -16,7 +16,7 @@ def rounds(*pages: int, most: int = 8, fit: int = 0, fixed: int = 0) -> list[int
     return [one.pages for one in worthwhile_rounds(lambda: next(each), most, lambda copied: copied.pages <= fit)]
 
 
-def test_rounds_end_when_few_pages_are_left() -> None:
+def test_rounds_of_a_dump_end_when_few_pages_are_left() -> None:
     assert rounds(100_000, 10_000, 1_000, 511, 1) == [100_000, 10_000, 1_000, 511]
 
 

@@ -38,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository
 
 
 @pytest.mark.parametrize("pid", recorded_images.PIDS)
-def test_memory_is_where_the_headers_say(
+def test_memory_in_a_core_file_is_where_its_headers_say(
     whole: tuple[Context, Repository, Checkpoint], tmp_path: Path, pid: int
 ) -> None:
     """The file has every page that can be known, and no other."""
@@ -64,7 +64,7 @@ def test_memory_is_where_the_headers_say(
     assert len({bytes(page) for page in found.values()}) > 10
 
 
-def test_long_hole_is_left_out() -> None:
+def test_long_hole_in_memory_is_left_out_of_a_core_file() -> None:
     """A program may reserve more than a file can hold: here 16 TiB, with one page in the middle."""
     start, middle, size = 1 << 40, 9 << 40, 1 << 44
     vma = Vma(start, start + size, 0, 0, 3, 0x22, ANON_PRIVATE)
@@ -77,13 +77,15 @@ def test_long_hole_is_left_out() -> None:
     ]
 
 
-def test_guard_region_is_not_a_mapping() -> None:
+def test_guard_region_is_not_written_to_a_core_file() -> None:
     """CRIU lists guard regions again after all maps, so addresses would be out of order."""
     vma = Vma(0x2000, 0x3000, 0, 0, 0, 0, GUARD)
     assert list(segments_of(Region(vma, "", np.empty(0, EXTENT)))) == []
 
 
-def test_notes_are_in_the_kernels_order(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
+def test_notes_of_a_core_file_are_in_the_order_of_the_kernel(
+    whole: tuple[Context, Repository, Checkpoint], tmp_path: Path
+) -> None:
     """The first thread's registers come first; the notes of the process are between its two notes."""
     context, _, checkpoint = whole
     root = recorded_images.RECORDED.root

@@ -101,7 +101,7 @@ def test_unnamed_socket_is_shown_by_its_inode() -> None:
     assert (section.local, section.remote, section.deleted) == ("#55", "", True)
 
 
-def test_every_open_file_is_in_one_section() -> None:
+def test_every_open_file_is_shown_either_as_file_or_as_socket() -> None:
     files = open_files(RECORDED)
     for file in files.by_id.values():
         assert (socket_section(file, (), files) is not None) == is_socket(file)

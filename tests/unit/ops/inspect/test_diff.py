@@ -25,7 +25,7 @@ def test_changed_heap_page_is_counted(context: Context, recordings: tuple[Checkp
     assert replace(back, first=first, second=second) == result, "the same page, the other way round"
 
 
-def test_diff_with_itself_is_empty(context: Context, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_diff_of_a_checkpoint_with_itself_is_empty(context: Context, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     assert diff(context, "job", "job").changed == ()
     with pytest.raises(NoSuchCheckpoint):
         diff(context, "job", "other")

@@ -15,7 +15,7 @@ from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import ElfSegment, layout, note
 
 
-def test_segments_begin_at_page_boundaries_of_the_file() -> None:
+def test_segments_of_a_core_file_begin_at_page_boundaries() -> None:
     """A segment without content takes no space in the file."""
     segments = (
         ElfSegment(0x1000, 0x2000, 5, True),
@@ -51,7 +51,7 @@ def test_readelf_finds_more_segments_than_16_bits_can_count(tmp_path: Path) -> N
     assert result.stderr == ""
 
 
-def test_notes_have_the_kernels_layout() -> None:
+def test_notes_of_a_core_file_have_the_layout_of_the_kernel() -> None:
     """Sizes and offsets are those of the kernel's structures."""
     ids = (10, 9, 8, 7)
     status = elf_core.prstatus(ids, range(27), (), (1, 64))
@@ -68,7 +68,7 @@ def test_notes_have_the_kernels_layout() -> None:
     assert files[64:] == b"/a\0/b c\0"
 
 
-def test_extended_registers_are_at_their_offsets() -> None:
+def test_extended_registers_in_a_core_file_are_at_their_offsets() -> None:
     """The offsets are those of Intel CPUs. Two masks come first: components present and in use."""
     extended = ((2, b"y" * 256), (5, b"k" * 64), (9, b"p" * 8))
     area = elf_core.xstate(bytes(range(256)) * 2, extended, 0xFFFF)

@@ -14,7 +14,9 @@ from crckpt.ops.inspect.images import read_image_tree, read_pipes, unpack_images
 from crckpt.store import Checkpoint, Repository
 
 
-def test_tree_is_read_without_its_pages(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_tree_is_read_from_a_checkpoint_without_its_pages(
+    repository: Repository, recordings: tuple[Checkpoint, Checkpoint]
+) -> None:
     assert read_image_tree(repository, recordings[0]) == RECORDED
 
 

@@ -53,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
 
 
 @pytest.mark.parametrize("pid", recorded_images.PIDS)
-def test_runs_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
+def test_runs_of_memory_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
     repository, checkpoint, tree = whole
     found: dict[int, bytes] = {}
     with open_reader(repository, checkpoint) as reading:
@@ -78,7 +78,7 @@ def test_runs_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, Ima
     offset=st.integers(0, 2 * PAGE_SIZE),
     length=st.integers(0, 600_000),
 )
-def test_read_stops_at_the_first_unknown_page(
+def test_reading_memory_stops_at_the_first_unknown_page(
     whole: tuple[Repository, Checkpoint, ImageTree], data: st.DataObject, pid: int, offset: int, length: int
 ) -> None:
     repository, checkpoint, tree = whole
@@ -92,7 +92,7 @@ def test_read_stops_at_the_first_unknown_page(
     assert found == expected[address % PAGE_SIZE :][:length]
 
 
-def test_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
+def test_zombie_in_a_checkpoint_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
     repository, checkpoint, tree = whole
     (zombie,) = (process for process in tree.processes if process.memory is None)
     with open_reader(repository, checkpoint) as reading:

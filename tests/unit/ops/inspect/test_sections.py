@@ -56,7 +56,7 @@ def test_files_of_every_kind_are_listed(found: Sections) -> None:
     }
 
 
-def test_sockets_have_both_ends(found: Sections) -> None:
+def test_sockets_section_shows_both_ends_of_a_connection(found: Sections) -> None:
     assert found.sockets is not None
     assert {socket.family for socket in found.sockets} >= {"inet", "inet6", "unix", "netlink"}
     one, other = (socket for socket in found.sockets if socket.protocol == "tcp" and socket.state == "established")

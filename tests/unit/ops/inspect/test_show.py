@@ -9,7 +9,7 @@ from crckpt.ops.inspect.show import show
 from crckpt.store import Checkpoint, Repository
 
 
-def test_processes_files_and_sockets_are_listed(
+def test_show_lists_processes_files_and_sockets(
     context: Context, repository: Repository, recordings: tuple[Checkpoint, Checkpoint]
 ) -> None:
     _, second = recordings

@@ -13,7 +13,7 @@ def claim_all(batches: Batches) -> list[int]:
     return found
 
 
-def test_each_batch_is_claimed_once_in_order() -> None:
+def test_each_batch_of_pages_is_claimed_once_in_order() -> None:
     batches = Batches(range(3))
     assert claim_all(batches) == [0, 1, 2]
     assert not batches.are_complete

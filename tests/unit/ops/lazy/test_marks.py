@@ -23,7 +23,7 @@ def marks() -> Path:
     return runtime_directory() / "filling"
 
 
-def test_next_helper_removes_the_mark_of_a_killed_one(marks: Path) -> None:
+def test_next_fill_helper_removes_the_mark_of_a_killed_one(marks: Path) -> None:
     killed, failed, living = (marks / root.name for root in ROOTS[:3])
     os.close(open_mark(ROOT))
     reason = open_mark(ROOTS[1])
@@ -42,7 +42,7 @@ def test_next_helper_removes_the_mark_of_a_killed_one(marks: Path) -> None:
         os.close(new)
 
 
-def test_mark_of_a_living_tree_stays(marks: Path) -> None:
+def test_mark_of_an_incompletely_filled_tree_stays_while_it_lives(marks: Path) -> None:
     """The helper was killed, and the mark records the lost memory."""
     us = identify(os.getpid())
     assert us is not None
@@ -57,7 +57,7 @@ def test_mark_of_a_living_tree_stays(marks: Path) -> None:
         os.close(new)
 
 
-def test_mark_removed_before_locking_is_recreated(marks: Path) -> None:
+def test_mark_removed_before_it_is_locked_is_created_again(marks: Path) -> None:
     """Another helper holds the lock of the mark, and takes the mark for that of a dead helper."""
     path = marks / ROOT.name
     first = open_mark(ROOT)

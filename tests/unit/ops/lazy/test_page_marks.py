@@ -127,7 +127,7 @@ def find(program: Program, marks: PageMarks) -> list[tuple[int, int]]:
     return [tuple((each - address) // PAGE_SIZE for each in pages) for pages in marks.find(*program.memory)]  # type: ignore[misc]
 
 
-def test_changed_page_has_no_mark() -> None:
+def test_page_that_the_program_changed_has_no_mark() -> None:
     with running(PROGRAM) as program, marked(program) as (missing, marks):
         assert find(program, marks) == [(0, PAGES)]
         for page, pages, advice in ((2, 2, GUARD_INSTALL), (2, 1, GUARD_REMOVE), (8, 1, GUARD_INSTALL)):
@@ -164,7 +164,7 @@ def test_process_of_a_fork_is_found() -> None:
         child.close()
 
 
-def test_child_that_never_answers_is_asked_once() -> None:
+def test_child_that_never_answers_about_its_pages_is_asked_once() -> None:
     """The child waits for its own userfaultfd, and so does the thread that queries it."""
     with running(PROGRAM_WITH_AN_UNANSWERING_CHILD) as program:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()
@@ -173,7 +173,7 @@ def test_child_that_never_answers_is_asked_once() -> None:
         assert threading.active_count() == threads + 1
 
 
-def test_processes_of_others_are_not_asked() -> None:
+def test_processes_outside_the_tree_are_not_asked_about_pages() -> None:
     """Each foreign process could block a thread for 0.2 s, even with the same user, program and addresses."""
     with running(PROGRAM) as program, running(UNANSWERING_PROGRAM) as other:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()

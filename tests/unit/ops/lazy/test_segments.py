@@ -19,7 +19,9 @@ _CHANGES = st.lists(
 
 
 @given(st.sets(st.integers(0, PAGES - 1)), _CHANGES)
-def test_segments_agree_with_a_page_table(pages: set[int], changes: list[tuple[str, tuple[int, int], int]]) -> None:
+def test_changed_segments_agree_with_a_simple_page_table(
+    pages: set[int], changes: list[tuple[str, tuple[int, int], int]]
+) -> None:
     table = {page: page for page in pages}
     segments = Segments(Segment(page, page + 1, page) for page in pages)
     for what, (start, length), target in changes:
@@ -43,7 +45,7 @@ def test_segments_agree_with_a_page_table(pages: set[int], changes: list[tuple[s
         assert sorted(found) == sorted((page, of) for page, of in table.items() if origin <= of < origin + 3)
 
 
-def test_copy_is_independent_of_the_original() -> None:
+def test_copy_of_memory_segments_is_independent_of_the_original() -> None:
     segments = Segments([Segment(0, 10, 100)])
     forked = segments.copy()
     segments.drop(0, 5)

@@ -43,7 +43,7 @@ def asking() -> ImageTree:
     ],
     ids=["foreground", "detached", "new terminal", "new namespace", "new terminal in a new namespace"],
 )
-def test_parent_of_the_root_depends_on_the_request(
+def test_root_is_restored_as_a_sibling_of_criu_depending_on_the_request(
     attempt: RestoreAttempt, asking: ImageTree, request_: RestoreRequest, has_new_terminal: bool, is_sibling: bool
 ) -> None:
     attempt = replace(attempt, request=request_, has_new_terminal=has_new_terminal)

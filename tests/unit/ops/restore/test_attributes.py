@@ -42,5 +42,5 @@ def test_other_lost_attribute_is_a_warning(tree: ImageTree) -> None:
     assert Path(f"/proc/{tree.root.pid}/personality").read_text() == "00040000\n"
 
 
-def test_nothing_is_set_without_a_record(tree: ImageTree) -> None:
+def test_no_attribute_is_set_from_a_checkpoint_without_a_record(tree: ImageTree) -> None:
     assert plan_attributes(None, tree, allow_weaker=False).set_all(None) == ()

@@ -39,7 +39,7 @@ def test_exit_status_is_that_of_the_program(command: str, end: ProgramEnd) -> No
     assert found == end
 
 
-def test_adopted_children_are_reaped(tmp_path: Path) -> None:
+def test_children_adopted_by_a_foreground_restore_are_reaped(tmp_path: Path) -> None:
     before = children()
     process = subprocess.Popen(["/bin/sleep", "0.2"])
     other = subprocess.Popen(["/bin/true"])

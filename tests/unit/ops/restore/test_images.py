@@ -50,12 +50,14 @@ def streamed(repository: Repository, checkpoint: Checkpoint, without_signal: fro
         return {name: b"".join(map(bytes, streams(name) or ())) for name in names}
 
 
-def test_images_that_request_the_signal_are_found(repository: Repository, checkpoint: Checkpoint) -> None:
+def test_images_with_a_parent_death_signal_are_found(repository: Repository, checkpoint: Checkpoint) -> None:
     assert images_with_parent_signal(RECORDED) == frozenset()
     assert images_with_parent_signal(read_image_tree(repository, checkpoint)) == {CORE}
 
 
-def test_files_and_streams_are_the_same(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_images_written_to_files_equal_those_that_are_streamed(
+    repository: Repository, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits(frozenset({CORE}))))
     streams = streamed(repository, checkpoint, frozenset({CORE}))
     small = {name for name in files if name.endswith(".img") and not name.startswith("pages-")}
@@ -66,13 +68,17 @@ def test_files_and_streams_are_the_same(repository: Repository, checkpoint: Chec
     assert files[CORE] == IMAGES[CORE]
 
 
-def test_sibling_keeps_the_signal(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_image_of_a_root_restored_as_sibling_keeps_its_parent_death_signal(
+    repository: Repository, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits()))
     assert read_core(files[CORE]).parent_death_signal == SIGTERM
     assert streamed(repository, checkpoint, frozenset())[CORE] == files[CORE]
 
 
-def test_images_are_private(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_images_written_for_a_restore_are_private(
+    repository: Repository, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     directory = write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits())
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o077 for path in directory.iterdir()} == {0}

@@ -66,7 +66,7 @@ def check(refused: PreflightRefused | None, expected: str, move: Move) -> None:
 
 @pytest.mark.parametrize("alive", [True, False], ids=["crckpt works", "crckpt has died"])
 @pytest.mark.parametrize(("side", "state"), STATES)
-def test_refusal_depends_on_the_move_state(
+def test_restore_of_a_moved_job_is_refused_depending_on_the_state_of_the_move(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State, alive: bool
 ) -> None:
     move = record_move(repository, side, state, checkpoints[1], alive=alive, root=ended_root())
@@ -77,7 +77,9 @@ def test_refusal_depends_on_the_move_state(
         check(refusal(repository, checkpoint, despite_move=True), "" if expected == DESPITE else expected, move)
 
 
-def test_job_without_a_move_is_restored(repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_restore_of_a_job_that_was_never_moved_is_accepted(
+    repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
     record_move(repository, "source", "ended", job="another")
     assert refusal(repository, checkpoints[1]) is None
 
@@ -94,7 +96,7 @@ def test_job_without_a_move_is_restored(repository: Repository, checkpoints: tup
         ("destination", "committed", True, FINISH),
     ],
 )
-def test_refusal_depends_on_the_tree(
+def test_restore_of_a_moved_job_is_refused_depending_on_whether_its_tree_runs(
     repository: Repository,
     checkpoints: tuple[Checkpoint, Checkpoint],
     side: Side,
@@ -130,7 +132,7 @@ def test_time_of_a_move_decides_after_its_checkpoint_was_removed(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"id": "0"}', b"\xff" * 100], ids=repr)
-def test_damaged_record_refuses_the_restore(
+def test_restore_is_refused_if_the_record_of_a_move_is_damaged(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], content: bytes
 ) -> None:
     """crckpt cannot know where the program runs: the user has to find out."""

@@ -77,12 +77,12 @@ def check(tree: ImageTree, known: RecordedFiles) -> None:
         assert descriptors() == before
 
 
-def test_own_file_of_the_tree_is_accepted(place: Path) -> None:
+def test_restored_file_that_belongs_to_the_user_of_the_tree_is_accepted(place: Path) -> None:
     with restored(place / "file") as tree:
         check(tree, recorded_as(place / "file"))
 
 
-def test_planted_link_is_refused(place: Path) -> None:
+def test_link_planted_in_place_of_a_restored_file_is_refused(place: Path) -> None:
     known = recorded_as(place / "file")
     (place / "file").unlink()
     (place / "file").symlink_to(place.parent / "secret")
@@ -96,7 +96,7 @@ def test_planted_link_is_refused(place: Path) -> None:
     assert "nobody" in finding.what
 
 
-def test_other_file_with_the_name_is_refused(place: Path) -> None:
+def test_other_file_with_the_name_of_a_restored_one_is_refused(place: Path) -> None:
     """The file may have been moved there from a directory that its user could not enter."""
     known = recorded_as(place / "file")
     (place.parent / "secret").rename(place / "file")

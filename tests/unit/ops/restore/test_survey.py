@@ -24,7 +24,7 @@ def test_all_pages_of_one_process_count() -> None:
     assert _count_bytes(()) == 0
 
 
-def test_child_shares_unwritten_pages() -> None:
+def test_unwritten_pages_that_a_child_shares_count_once() -> None:
     parent = pages("a", (10, 4, 0, 100), (30, 2, ZERO, 0))
     child = pages("b", (10, 1, 0, 100), (11, 1, 1, 0), (12, 2, 0, 102), (30, 2, ZERO, 0))
     assert _count_bytes((parent, child)) == 7 * PAGE

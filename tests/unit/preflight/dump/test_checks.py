@@ -22,7 +22,7 @@ from observations import PLAIN, ROOT
 from crckpt.host.observe.tree import Transient
 
 
-def test_every_finding_is_complete() -> None:
+def test_every_finding_of_the_preflight_is_complete() -> None:
     observation = replace(
         with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, uts=6)),
         descriptors=(READS, replace(DELETED_FILE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
@@ -36,7 +36,7 @@ def test_every_finding_is_complete() -> None:
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 
 
-def test_passing_state_is_not_a_blocker() -> None:
+def test_state_seen_only_at_the_first_of_two_looks_is_not_a_blocker() -> None:
     """A connection may be pending at the first look and accepted before the second."""
     queue, message, pair = frozenset({(100, 3)}), frozenset({(100, 4)}), frozenset({(101, 100)})
     first = Transient(queue, message, pair, frozenset({100}))

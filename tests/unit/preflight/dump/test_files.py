@@ -87,7 +87,7 @@ def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
         replace(FILE, size=5 << 30),
     ],
 )
-def test_other_files_need_no_ghost_limit(other: Descriptor) -> None:
+def test_files_that_are_not_deleted_need_no_ghost_limit(other: Descriptor) -> None:
     assert plan(with_files(other)).options.ghost_limit == 0
 
 

@@ -18,7 +18,7 @@ from crckpt.model import DumpOptions
 from crckpt.preflight.dump.checks import DumpPlan
 
 
-def test_plain_tree_needs_no_option() -> None:
+def test_plain_tree_needs_no_option_of_criu() -> None:
     assert plan(TWO_PROCESSES) == DumpPlan(DumpOptions(), (), (), (), (), None)
     assert plan(TWO_PROCESSES, "keep").options == DumpOptions(), "no connection, no option"
 

@@ -31,7 +31,7 @@ def test_more_pipes_than_criu_saves_are_a_blocker() -> None:
     assert (found.key, "1025 pipes" in found.what) == ("pipes-too-many", True)
 
 
-def test_pipes_inside_are_not_reported() -> None:
+def test_pipes_within_the_tree_give_no_warning() -> None:
     assert plan(with_files(READS, replace(WRITES, pid=101))).warnings == ()
     assert plan(with_files(replace(READS, flags=os.O_RDWR))).warnings == ()
     assert plan(with_files(READS, replace(READS, flags=os.O_RDWR))).warnings == ()

@@ -11,7 +11,7 @@ from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.observe.sockets import OutsideEnd
 
 
-def test_connections_need_an_option() -> None:
+def test_established_connections_without_a_tcp_option_are_a_blocker() -> None:
     observation = replace(TWO_PROCESSES, connections=(CONNECTION, replace(CONNECTION, fd=8)))
     undecided = plan(observation)
     assert keys(undecided.blockers) == ["tcp", "tcp"]
@@ -24,7 +24,7 @@ def test_connections_need_an_option() -> None:
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
 
 
-def test_option_applies_to_later_connections() -> None:
+def test_tcp_option_is_passed_to_criu_for_connections_made_later() -> None:
     """A connection may be made before the freeze: then CRIU must know what to do."""
     listening = replace(TWO_PROCESSES, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
     close, keep = plan(TWO_PROCESSES, "close"), plan(listening, "keep")

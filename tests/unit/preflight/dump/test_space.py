@@ -48,7 +48,7 @@ def growth(likely: int, least: int | None = None) -> Growth:
         (of(ENOUGH_SPACE, memory=OWN_MEMORY - 1), None, ["memory"]),
     ],
 )
-def test_space_shortages_are_found(space: FreeSpace, grows: Growth | None, short: list[str]) -> None:
+def test_shortages_of_space_are_found(space: FreeSpace, grows: Growth | None, short: list[str]) -> None:
     assert [finding.key for finding in find_shortages(800 * MEBIBYTE, space, grows)] == short
 
 
@@ -74,12 +74,12 @@ def test_growth_is_measured_only_if_it_matters(space: FreeSpace, depends: bool) 
     assert depends_on_growth(800 * MEBIBYTE, space) == depends
 
 
-def test_full_sample_is_trusted() -> None:
+def test_sample_of_all_memory_is_trusted() -> None:
     whole = predict_growth(images=1000, memory=1000, sample=1000, repeated=0, stored=400)
     assert (whole.likely, whole.least) == (400, 380)
 
 
-def test_small_sample_is_trusted_less() -> None:
+def test_small_sample_of_memory_is_trusted_less() -> None:
     """The sample may have missed repeated and compressible pages."""
     memory, sample = 200 * MEBIBYTE, 32 * MEBIBYTE
     certain = predict_growth(memory, memory, sample, 0, sample)
@@ -99,7 +99,7 @@ def test_checkpoint_grows_by_at_most_its_images() -> None:
     assert predict_growth(images=10, memory=1000, sample=0, repeated=0, stored=0) == Growth(0, 0)
 
 
-def test_shortages_have_numbers() -> None:
+def test_shortage_of_space_is_reported_with_numbers() -> None:
     (disk,) = find_shortages(4000 * MEBIBYTE, of(600), growth(500))
     assert disk.what == (
         "a dump needs about 4,500 MiB (4,000 MiB of images until the checkpoint is stored, and 500 MiB that it adds to "

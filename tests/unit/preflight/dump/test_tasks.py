@@ -35,7 +35,7 @@ from crckpt.preflight.dump.tasks import root_refusal
         (replace(ROOT, state="zombie", threads=(100, 105)), 100, "thread-leader-gone"),
     ],
 )
-def test_unsuitable_roots_are_refused(process: Process | None, pid: int, key: str) -> None:
+def test_unsuitable_root_processes_are_refused(process: Process | None, pid: int, key: str) -> None:
     found = root_refusal(process, pid, 50, (40, 1))
     assert found is not None
     assert found.key == key
@@ -45,7 +45,7 @@ def test_unsuitable_roots_are_refused(process: Process | None, pid: int, key: st
 
 
 @pytest.mark.parametrize("state", ["sleeping", "running", "stopped", "traced", "uninterruptible"])
-def test_suitable_roots_are_accepted(state: str) -> None:
+def test_suitable_root_processes_are_accepted(state: str) -> None:
     assert root_refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
 
 

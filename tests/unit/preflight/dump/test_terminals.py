@@ -13,7 +13,7 @@ from observations import ROOT
 TERMINAL = replace(FILE, fd=0, target="/dev/pts/3", mode=stat.S_IFCHR)
 
 
-def test_outside_session_leader_needs_shell_job() -> None:
+def test_tree_in_an_outside_session_adds_criu_option_shell_job() -> None:
     found = plan(with_tree(replace(ROOT, sid=7)))
     assert found.options.shell_job
     assert "7" in why(found, "--shell-job")
@@ -27,7 +27,7 @@ def test_terminal_from_outside_the_tree_adds_criu_option_shell_job() -> None:
 
 
 @pytest.mark.parametrize("target", ["/dev/tty", "/dev/tty1", "/dev/console"])
-def test_named_terminal_is_outside_with_its_session(target: str) -> None:
+def test_dev_tty_or_a_console_is_outside_the_tree_if_the_session_of_its_process_is(target: str) -> None:
     observation = with_files(replace(TERMINAL, target=target))
     assert not plan(observation).options.shell_job
     child = replace(CHILD, sid=7)

@@ -46,7 +46,7 @@ def device(major: int, minor: int) -> Descriptor:
         (device(136, 7), "pseudo terminal"),
     ],
 )
-def test_descriptor_kinds_are_found(held: Descriptor, kind: str) -> None:
+def test_each_kind_of_descriptor_in_a_tree_is_found(held: Descriptor, kind: str) -> None:
     assert find_kinds(with_files(held)) == {kind: f"fd 3 of process 100, {held.target}"}
 
 
@@ -60,7 +60,7 @@ def test_sockets_have_readable_names() -> None:
     assert find_untested(held) == {"socket 250 77": "fd 4 of process 101"}
 
 
-def test_process_states_are_found() -> None:
+def test_each_state_of_a_process_in_a_tree_is_found() -> None:
     held = with_tree(replace(ROOT, state="stopped", seccomp=1), replace(CHILD, state="zombie", seccomp=2))
     kinds = find_kinds(replace(held, descriptors=()))
     assert kinds == {
@@ -90,12 +90,12 @@ def test_only_the_first_example_of_a_kind_is_named() -> None:
 
 
 @pytest.mark.parametrize("test", sorted({test.partition("[")[0] for test in TESTS.values()}))
-def test_each_kind_names_a_test_that_exists(test: str) -> None:
+def test_test_named_for_each_kind_exists(test: str) -> None:
     path, _, name = test.partition("::")
     if path.startswith("tests/lab/"):
         pytest.skip("it runs in the lab")
     assert f"def {name}(" in (PROJECT / path).read_text()
 
 
-def test_each_kind_has_a_test() -> None:
+def test_each_kind_that_counts_as_tested_names_its_test() -> None:
     assert {*TESTS} == TESTED

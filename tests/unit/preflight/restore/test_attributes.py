@@ -26,7 +26,7 @@ from crckpt.preflight.restore.attributes import (
 TWO_CPUS = frozenset({0, 1})
 
 
-def test_process_outside_the_tree_is_not_changed(tree: ImageTree) -> None:
+def test_attributes_of_a_process_outside_the_tree_are_not_set(tree: ImageTree) -> None:
     """A record that names a process outside the tree does not change that process."""
     record = AttributeRecord((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
     assert list(attributes_to_set(record, tree, HostAttributes(TWO_CPUS))) == []
@@ -34,7 +34,7 @@ def test_process_outside_the_tree_is_not_changed(tree: ImageTree) -> None:
     assert 1 not in {thread.tid for thread in attributes_to_set(hostile, tree, HostAttributes(TWO_CPUS))}
 
 
-def test_younger_tasks_inherit_attributes(tree: ImageTree) -> None:
+def test_younger_threads_and_processes_inherit_attributes(tree: ImageTree) -> None:
     """Threads inherit from the first thread of their process, processes from their parent; zombies nothing."""
     found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO_CPUS)))
     living = {process.pid for process in tree.processes if process.state != ZOMBIE}

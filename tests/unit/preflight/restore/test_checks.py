@@ -34,11 +34,11 @@ def test_criu_of_unknown_age_may_restore(planned: PlannedRestore, host: HostStat
     assert judge_restore(replace(planned, crius=crius), host).blockers == ()
 
 
-def test_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
+def test_restore_on_an_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
     assert judge_restore(planned, host) == RestoreVerdict((), (), (), needs_terminal=False)
 
 
-def test_all_blockers_are_reported_at_once(planned: PlannedRestore, host: HostState) -> None:
+def test_all_blockers_of_a_restore_are_reported_at_once(planned: PlannedRestore, host: HostState) -> None:
     worse = with_changed(with_changed(host, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
     worse = replace(worse, owners=(IdUser(7993, "PID", 7993, 1, "x", "running"),))
     blocker_keys = [finding.key for finding in judge_restore(planned, worse).blockers]

@@ -49,7 +49,7 @@ def test_each_path_is_needed_once_preferably_with_its_size(tree: ImageTree) -> N
         assert chosen.size == 100
 
 
-def test_deleted_files_need_no_path(tree: ImageTree) -> None:
+def test_deleted_files_need_no_existing_path(tree: ImageTree) -> None:
     file = file_of(tree, PLAIN)
     assert find_needed_path(replace(file, remap=Remap(GHOST, 5))) == ""
     assert find_needed_path(replace(file, remap=Remap(PROCESS, 5))) == ""
@@ -74,7 +74,7 @@ def test_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host
     assert judge_restore(replace(planned, tree=in_own_namespace), replace(host, files={})).blockers == ()
 
 
-def test_uses_name_process_and_use(tree: ImageTree) -> None:
+def test_uses_of_a_file_name_its_process_and_descriptor(tree: ImageTree) -> None:
     used = file_uses(tree)
     assert used[file_of(tree, LOG).id].endswith(f"of python3, PID {tree.root.pid}")
     assert used[file_of(tree, LOG).id].startswith("fd ")
@@ -309,7 +309,7 @@ def test_other_file_kind_is_a_blocker(planned: PlannedRestore, host: HostState) 
     assert "file of another kind" in only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=0)))
 
 
-def test_later_write_is_a_warning(planned: PlannedRestore, host: HostState) -> None:
+def test_file_written_after_the_checkpoint_is_a_warning(planned: PlannedRestore, host: HostState) -> None:
     verdict = judge_restore(planned, with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1)))
     assert (verdict.blockers, verdict.rewinds) == ((), ())
     (warning,) = verdict.warnings

@@ -51,7 +51,7 @@ def test_addresses_missing_on_a_loopback_interface_are_needed(
         assert find_needed_addresses(replace(tree, files=(socket,))) == wanted
 
 
-def test_each_address_is_listed_once(tree: ImageTree) -> None:
+def test_each_address_that_a_rehearsal_needs_is_listed_once(tree: ImageTree) -> None:
     (first, *_) = tree.inet_sockets
     sockets = [replace(first, source=Address(host, 1)) for host in ("10.0.0.2", "10.0.0.1", "10.0.0.2")]
     assert find_needed_addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")

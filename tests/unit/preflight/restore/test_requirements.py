@@ -71,7 +71,7 @@ def with_vma(tree: ImageTree, status: int) -> ImageTree:
     return replace(tree, processes=(replace(tree.root, memory=more), *tree.processes[1:]))
 
 
-def test_suitable_host_lacks_nothing(tree: ImageTree) -> None:
+def test_suitable_host_lacks_nothing_that_a_restore_needs(tree: ImageTree) -> None:
     assert describe_blockers(tree, HERE) == ""
 
 

@@ -13,7 +13,7 @@ from crckpt.preflight.restore.host import HostState, PlannedRestore
 from crckpt.preflight.restore.tasks import find_needed_ids
 
 
-def test_all_ids_of_the_tree_are_needed(tree: ImageTree) -> None:
+def test_restore_needs_all_process_thread_group_and_session_ids_of_the_tree(tree: ImageTree) -> None:
     asked = find_needed_ids(tree)
     assert asked >= {process.pid for process in tree.processes}
     assert asked >= {thread.tid for process in tree.processes for thread in process.threads}
@@ -32,7 +32,7 @@ def test_session_and_group_of_the_shell_may_be_in_use(tree: ImageTree) -> None:
 
 
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
-def test_ids_in_use_are_blockers(planned: PlannedRestore, host: HostState, role: str) -> None:
+def test_ids_of_the_tree_in_use_are_blockers(planned: PlannedRestore, host: HostState, role: str) -> None:
     taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
     assert judge_restore(planned, taken).is_in_use
     blocker = only_blocker(judge_restore(planned, taken))

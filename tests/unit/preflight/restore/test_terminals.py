@@ -18,7 +18,7 @@ from crckpt.preflight.restore.descriptors import (
 from crckpt.preflight.restore.host import HostState, PlannedRestore, TerminalChoice
 
 
-def test_outside_terminal_is_needed(planned: PlannedRestore, host: HostState) -> None:
+def test_terminal_from_outside_the_tree_is_needed_for_a_restore(planned: PlannedRestore, host: HostState) -> None:
     """The images have both sides of a pty; without the master it is a terminal outside the tree."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     outside = replace(planned, tree=replace(planned.tree, terminals=slaves))
