@@ -11,9 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding, Refusal, cause
 from crckpt.criu.engine import CriuResult
-from crckpt.errors import UNCHANGED, CommandFailure, CrckptError, DumpFailed, Interrupted, StoreUnusable, UsageError
+from crckpt.errors import (
+    UNCHANGED,
+    CommandFailure,
+    CrckptError,
+    DumpFailed,
+    Interrupted,
+    PreflightRefused,
+    StoreUnusable,
+    UsageError,
+)
 from crckpt.host.disk import fuse, space
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.criu_progress import QUIET_S
@@ -91,6 +100,8 @@ def find_full_directory(context: Context, written: str | None = None) -> Finding
 def _describe_disconnected(mount: str) -> tuple[str, str]:
     """Message and hint for a file system that crckpt disconnected."""
     hint = f"mount it again (fusermount3 -u {shlex.quote(mount)} first), then try again"
+    if not mount.startswith("/"):  # it was not mounted anywhere, or out of sight
+        hint = "find the program that uses it, and end it; then try again"
     return f"the file system on {mount} did not answer, and crckpt disconnected it", hint
 
 
@@ -114,14 +125,18 @@ def limited_waits_of_restore(users: frozenset[int]) -> AbstractContextManager[No
 
 @contextmanager
 def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tuple[str, ...]]) -> Iterator[None]:
-    with fuse.limited_answers(waiting, abort) as aborted:
-        try:
+    aborted: list[str] = []
+    try:
+        # At its end it knows what it has aborted: the block may fail before the call that aborts returns.
+        with fuse.limited_answers(waiting, abort) as aborted:
             yield
-        except (CrckptError, Interrupted) as error:
-            if not aborted:
-                raise
-            said, hint = _describe_disconnected(aborted[0])
-            raise error.reword(f"{said}: {error.what}", hint=hint) from error
+    except (CrckptError, Interrupted) as error:
+        if not aborted:
+            raise
+        said, hint = _describe_disconnected(aborted[0])
+        if isinstance(error, Refusal):  # its findings do not say that, and a command may fill them and raise them again
+            raise PreflightRefused(f"{said}: {error.what}", hint=hint) from error
+        raise error.reword(f"{said}: {error.what}", hint=hint) from error
 
 
 @contextmanager

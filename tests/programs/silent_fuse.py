@@ -30,7 +30,8 @@ def main() -> None:
     """Mount it, and answer until SILENT exists."""
     mountpoint, silent = sys.argv[1], Path(sys.argv[2])
     fd = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other,default_permissions"
+    user = os.environ.get("FUSE_USER", os.getuid())
+    options = f"fd={fd},rootmode=40000,user_id={user},group_id={os.getgid()},allow_other,default_permissions"
     if LIBC.mount(b"silent", mountpoint.encode(), b"fuse", MS_NOSUID_NODEV, options.encode()) != 0:
         raise OSError(ctypes.get_errno(), "cannot mount it")
     Path(sys.argv[3]).write_text(str(os.getpid()))

@@ -15,7 +15,7 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.opened import opened
-from crckpt.host.proc.mountinfo import Mount, read_mounts_of
+from crckpt.host.proc.mountinfo import read_mounts_of
 from crckpt.host.process.criu_progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.libc import syscall
@@ -28,31 +28,49 @@ _LOOK_S: Final = 1.0
 def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
     """Abort connections with unanswered requests, of mounts that these processes see; return their mount points.
 
-    Only mounts of `users` and of the users of these processes count. Needs CAP_SYS_ADMIN in the first user namespace.
+    Only those of `users` and of the users of these processes count. If the processes see none that owes one, abort
+    others, but none of root's: a process can use a file system that it does not see (`umount -l`, another mount
+    namespace). These are named "FUSE connection N". Needs CAP_SYS_ADMIN in the first user namespace.
     """
-    found, done = dict[int, Mount](), []
-    owners = {f"user_id={uid}" for uid in users}
+    owners, seen = {*users}, dict[int, str]()
     for pid in pids:
         with suppress(OSError):
             process = proc.read_process(pid)
-            # "The numeric user id of the mount owner" (fuse.rst).
-            owners.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
-            found.update((mount.device, mount) for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
-    # The kernel's directory of connections, without mounting it anywhere (Linux 5.2): /sys/fs/fuse/connections is often
-    # not mounted in containers.
-    with suppress(OSError), ExitStack() as stack:
+            owners.update(process.uids if process is not None else ())
+            mounts = (mount for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
+            seen.update((os.minor(mount.device), mount.path) for mount in mounts)
+    done = []
+    with suppress(OSError), _connections() as directory:
+        waiting = [int(each.name) for each in directory.iterdir() if _is_waiting(each)]
+        for number in [each for each in waiting if each in seen] or waiting:
+            connection = directory / str(number)
+            with suppress(OSError):
+                # It belongs to the owner of the mount (fs/fuse/control.c).
+                owner = connection.stat().st_uid
+                if owner in owners and (owner or number in seen):
+                    (connection / "abort").write_text("1")
+                    done.append(seen.get(number, f"FUSE connection {number}"))
+    return tuple(done)
+
+
+@contextmanager
+def _connections() -> Iterator[Path]:
+    """The kernel's directory of connections, which it names by the minor numbers of their devices. Raises OSError.
+
+    It is not mounted anywhere (Linux 5.2): /sys/fs/fuse/connections is often not mounted in containers.
+    """
+    with ExitStack() as stack:
         context = stack.enter_context(opened(syscall("fsopen", b"fusectl", 1)))  # FSOPEN_CLOEXEC
         syscall("fsconfig", context, _CREATE, None, None, 0)
-        connections = stack.enter_context(opened(syscall("fsmount", context, 1, 0)))  # FSMOUNT_CLOEXEC
-        for mount in (each for each in found.values() if each.of_all & owners):
-            with suppress(OSError):
-                # The kernel names a connection by the minor number of its device. An idle connection owes no answer:
-                # leave it alone.
-                connection = Path(f"/proc/self/fd/{connections}/{os.minor(mount.device)}")
-                if int((connection / "waiting").read_text()) > 0:
-                    (connection / "abort").write_text("1")
-                    done.append(mount.path)
-    return tuple(done)
+        found = stack.enter_context(opened(syscall("fsmount", context, 1, 0)))  # FSMOUNT_CLOEXEC
+        yield Path(f"/proc/self/fd/{found}")
+
+
+def _is_waiting(connection: Path) -> bool:
+    """Return whether a connection owes an answer. An idle one is left alone."""
+    with suppress(OSError):
+        return int((connection / "waiting").read_text()) > 0
+    return False
 
 
 @contextmanager

@@ -127,6 +127,20 @@ def test_fuse_file_system_of_another_user_is_not_aborted(workdir: Path) -> None:
         assert reader.read_line() == os.strerror(107)
 
 
+def test_file_system_that_is_not_mounted_any_more_is_found_by_its_owner(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may also be mounted where the process does not see it."""
+    monkeypatch.setenv("FUSE_USER", str(NOBODY))
+    with started(workdir) as reader:
+        subprocess.run(["nsenter", f"--mount=/proc/{reader.pid}/ns/mnt", "umount", "-l", str(reader.mount)], check=True)
+        reader.wait_for_answer()
+        assert abort_connections((reader.pid,)) == ()
+        found = abort_connections((reader.pid,), users=(NOBODY,))
+        assert all(name.startswith("FUSE connection ") for name in found)
+        assert reader.read_line() == os.strerror(107)
+
+
 def test_time_to_wait_for_a_fuse_file_system_is_limited(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
         waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
