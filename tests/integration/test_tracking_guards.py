@@ -124,7 +124,7 @@ def test_oracle_detects_wrong_pages_if_a_second_tracker_resets_the_bits(
     root = proc.read_process(oracle.pid)
     assert root is not None
     method = UffdWp() if oracle.tracker.name == UffdWp.name else SoftDirty()
-    # The guard itself is taken out, of both trackers: no argument can be without it.
+    # The guard is switched off in both trackers by a patch, because no argument does it.
     monkeypatch.setattr(Claims, "claim", lambda *_: True)
     second = Tracker(root, method, Claims(tmp_path / "others"))
     oracle.dump_round()

@@ -19,7 +19,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w`~=-]{5,}", text))
 
 
-def test_no_two_bullets_say_the_same() -> None:
+def test_no_two_bullets_of_the_changelog_say_the_same() -> None:
     """Two wordings of one change share most of their longer words; two changes at most half."""
     bullets = [text for text in re.split(r"^- ", PAGE, flags=re.MULTILINE)[1:] if len(words(text)) >= FEW_WORDS]
     alike = [
@@ -30,6 +30,6 @@ def test_no_two_bullets_say_the_same() -> None:
     assert not alike
 
 
-def test_newest_version_is_that_of_crckpt() -> None:
+def test_newest_version_of_the_changelog_is_that_of_crckpt() -> None:
     """The package, `version`, the man pages and the other host of a move agree."""
     assert re.findall(r"^## (\d\S*)$", PAGE, flags=re.MULTILINE)[0] == __version__

@@ -40,7 +40,7 @@ def stages(done: subprocess.CompletedProcess[str]) -> list[str]:
     return re.findall(r"^ *\d+ s  (.+)$", done.stdout.partition("stages:")[2], re.MULTILINE)
 
 
-def test_successful_run_reports_every_stage(tmp_path: Path) -> None:
+def test_successful_ci_run_reports_every_stage(tmp_path: Path) -> None:
     result = run(tmp_path, {})
     assert (result.returncode, result.stderr) == (0, "")
     assert {f"{name} is done" for name in (*OTHERS, *STAGES)} < set(result.stdout.splitlines())
@@ -48,25 +48,25 @@ def test_successful_run_reports_every_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", STAGES)
-def test_other_stages_run_after_a_failure(tmp_path: Path, script: str) -> None:
+def test_other_stages_of_a_ci_run_run_after_a_failure(tmp_path: Path, script: str) -> None:
     result = run(tmp_path, {script: "exit 7"})
     assert result.returncode == 1
     assert {f"{name} is done" for name in (*OTHERS, *STAGES) if name != script} < set(result.stdout.splitlines())
     assert [stage for stage in stages(result) if "FAILED" in stage] == [STAGES[script] + FAILED]
 
 
-def test_failed_tests_fail_the_run(tmp_path: Path) -> None:
+def test_failed_tests_fail_the_ci_run(tmp_path: Path) -> None:
     result = run(tmp_path, {"test": "scripts/stage 'tests, pure' sh -c 'exit 7'; exit 1"})
     assert result.returncode == 1
     assert f"tests, pure{FAILED}" in stages(result)
 
 
-def test_run_without_a_test_report_fails(tmp_path: Path) -> None:
+def test_ci_run_without_a_test_report_fails(tmp_path: Path) -> None:
     result = run(tmp_path, {"test": "exit 7"})
     assert result.returncode == 1
 
 
-def test_stage_over_its_budget_is_reported_without_failing(tmp_path: Path) -> None:
+def test_stage_of_a_ci_run_over_its_budget_is_reported_without_failing(tmp_path: Path) -> None:
     result = run(tmp_path, {"check": "echo '61 0 check' >>\"$CRCKPT_STAGES/ended\""})
     assert result.returncode == 0
     assert "check  over its budget of 60 s" in stages(result)

@@ -18,19 +18,19 @@ def test_empty_configuration_sets_nothing(text: str) -> None:
     assert parse(text, NAME) == Config(None, None, None, hashlib.sha256(text.encode()).hexdigest())
 
 
-def test_every_key_is_read() -> None:
+def test_every_key_of_the_configuration_is_read() -> None:
     text = "store: /srv/a b\ncriu: '/opt/criu'\ncompress: 19 # small\nstaging: /mnt\n"
     found = parse(text, NAME)
     assert (found.store, found.criu, found.compress) == (Path("/srv/a b"), Path("/opt/criu"), 19)
     assert found.staging == Path("/mnt")
 
 
-def test_empty_path_counts_as_missing() -> None:
+def test_empty_path_in_the_configuration_counts_as_missing() -> None:
     assert parse("store:\ncriu: null\n", NAME).store is None
 
 
 @pytest.mark.parametrize("level", [COMPRESS_LEVELS[0], 0, COMPRESS_LEVELS[-1]])
-def test_compression_levels_are_read(level: int) -> None:
+def test_compression_levels_in_the_configuration_are_read(level: int) -> None:
     assert parse(f"compress: {level}", NAME).compress == level
 
 
@@ -68,7 +68,7 @@ def test_invalid_configuration_is_refused(text: str, expected_message: str) -> N
     assert caught.value.hint
 
 
-def test_every_mistake_is_reported_with_its_line() -> None:
+def test_every_mistake_in_the_configuration_is_reported_with_its_line() -> None:
     text = "# a comment\nsotre: /x\n\ncompress:\n  99\ncriu: bin/criu\nstaging: /mnt\n5: 6\n"
     with pytest.raises(UsageError) as caught:
         parse(text, NAME)
@@ -84,13 +84,13 @@ def test_every_mistake_is_reported_with_its_line() -> None:
     )
 
 
-def test_single_mistake_is_the_message() -> None:
+def test_single_mistake_in_the_configuration_is_the_message() -> None:
     with pytest.raises(UsageError) as caught:
         parse("store: /x\nkompress: 3\n", NAME)
     assert caught.value.message == f"{NAME}, line 2: unknown key 'kompress', did you mean compress?"
 
 
-def test_merged_keys_are_read_and_unhashable_ones_refused() -> None:
+def test_merged_yaml_keys_are_read_and_unhashable_ones_refused() -> None:
     with pytest.raises(UsageError, match="unknown key"):
         parse("<<: {store: /x, other: 1}\n", NAME)
     with pytest.raises(UsageError, match="is not YAML"):
@@ -98,7 +98,7 @@ def test_merged_keys_are_read_and_unhashable_ones_refused() -> None:
     assert parse("<<: {store: /x}\n", NAME).store == Path("/x")
 
 
-def test_long_list_of_mistakes_is_shortened() -> None:
+def test_long_list_of_mistakes_in_the_configuration_is_shortened() -> None:
     text = "\n".join(f"{'k' * 1000}{number}: 1" for number in range(1000))
     with pytest.raises(UsageError, match="has 1000 mistakes") as refused:
         parse(text, "crckpt.yaml")

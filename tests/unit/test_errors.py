@@ -24,7 +24,7 @@ def test_exit_codes_are_unique_and_not_that_of_a_bug() -> None:
     assert CrckptError("a bug").exit_code == 1
 
 
-def test_docstring_tree_matches_the_classes() -> None:
+def test_tree_of_errors_in_the_docstring_matches_the_classes() -> None:
     drawn = re.findall(r"^    (?:([│ ]*)[├└]── )?(\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)
     assert {name: int(code) for _, name, code in drawn} == {name: kind.exit_code for name, kind in CLASSES.items()}
     below = {name for indent, name, _ in drawn if "│" in indent}

@@ -51,7 +51,7 @@ def try_all_subsets(size: int) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(("prepare", "size"), [(nothing, 8), (scan, 80_000), (sort, 20_000), (search_sorted, 8000)])
-def test_linear_work_passes(prepare: Prepare, size: int) -> None:
+def test_work_that_takes_linear_time_passes_the_check(prepare: Prepare, size: int) -> None:
     assert grows_linearly(prepare, size)
 
 
@@ -59,5 +59,5 @@ def test_linear_work_passes(prepare: Prepare, size: int) -> None:
     ("prepare", "size"),
     [(compare_all, 240), (scan_from_each_place, 4000), (copy_at_each_step, 1000), (try_all_subsets, 16)],
 )
-def test_superlinear_growth_does_not_pass(prepare: Prepare, size: int) -> None:
+def test_work_that_takes_more_than_linear_time_fails_the_check(prepare: Prepare, size: int) -> None:
     assert not grows_linearly(prepare, size)

@@ -37,7 +37,7 @@ def find_unquoted() -> Iterator[str]:
                     before += str(part.value)
 
 
-def test_all_values_in_commands_are_quoted() -> None:
+def test_all_values_in_suggested_commands_are_quoted() -> None:
     assert list(find_unquoted()) == []
 
 

@@ -8,7 +8,7 @@ from selection import LeftOut, read_list
 
 
 @pytest.mark.parametrize("entry", read_list(), ids=lambda entry: entry.tests)
-def test_left_out_test_exists(entry: LeftOut) -> None:
+def test_each_test_in_left_out_toml_exists(entry: LeftOut) -> None:
     module, *names = entry.tests.split("::")
     body = ast.parse((PROJECT / module).read_text()).body
     for name in names:

@@ -20,14 +20,14 @@ SCRIPTS = tuple(
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_prints_a_description_only(script: Path, word: str) -> None:
+def test_option_help_of_each_script_only_prints_a_description(script: Path, word: str) -> None:
     result = subprocess.run([script, word], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout[0].isupper() or result.stdout.startswith("usage: ")
     assert "#!" not in result.stdout
 
 
-def test_list_needs_works_with_workers() -> None:
+def test_pytest_option_list_needs_works_with_several_workers() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "--list-needs", "-n2", __file__]
     result = subprocess.run(words, capture_output=True, text=True, check=False, cwd=PROJECT)
     assert "needs: tini " in result.stdout

@@ -33,25 +33,25 @@ def rows() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_each_path_exists(path: str) -> None:
+def test_each_path_on_the_security_page_exists(path: str) -> None:
     """Paths of tests and of sources."""
     assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
-def test_each_test_function_exists(path: str, name: str) -> None:
+def test_each_test_function_on_the_security_page_exists(path: str, name: str) -> None:
     """The function is in the named file, or in any file if none is named."""
     files = [ROOT / path] if path else (ROOT / "tests").rglob("*.py")
     assert any(name in functions(file) for file in files)
 
 
-def test_each_row_names_its_test() -> None:
+def test_each_row_of_the_security_page_names_its_test() -> None:
     """Only the table of promises has two columns and no tests."""
     assert not [row for row in rows() if len(row) == COLUMNS and not re.search(r"`(?:tests/|test_)", row[2])]
     assert {len(row) for row in rows()} == {COLUMNS - 1, COLUMNS}
 
 
-def test_no_row_or_section_occurs_twice() -> None:
+def test_no_row_or_section_of_the_security_page_occurs_twice() -> None:
     """No row or section occurs twice."""
     headings = re.findall(r"^#+ .*", PAGE, re.MULTILINE)
     counts = Counter([*headings, *(row[0] for row in rows())])

@@ -12,7 +12,9 @@ from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, ingest
 
 
-def test_callback_gets_the_checkpoint_before_it_is_written(repository: Repository, tmp_path: Path) -> None:
+def test_callback_of_a_commit_gets_the_checkpoint_before_its_manifest_is_written(
+    repository: Repository, tmp_path: Path
+) -> None:
     calls: list[tuple[Checkpoint, bytes, tuple[CheckpointId, ...]]] = []
 
     def before(checkpoint: Checkpoint, manifest: bytes) -> None:
@@ -25,7 +27,7 @@ def test_callback_gets_the_checkpoint_before_it_is_written(repository: Repositor
     assert calls == [(stored, manifest_path(repository, stored.id).read_bytes(), ())]
 
 
-def test_nothing_is_written_if_the_callback_refuses(repository: Repository, tmp_path: Path) -> None:
+def test_no_manifest_is_written_if_the_callback_of_a_commit_refuses(repository: Repository, tmp_path: Path) -> None:
     def refuse(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         raise StoreUnusable("the other side is gone")
 
@@ -36,7 +38,9 @@ def test_nothing_is_written_if_the_callback_refuses(repository: Repository, tmp_
     assert ingest(repository, images, described()).sequence == 1
 
 
-def test_sequence_is_above_that_of_another_store(repository: Repository, tmp_path: Path) -> None:
+def test_sequence_number_of_a_checkpoint_can_start_above_that_of_another_store(
+    repository: Repository, tmp_path: Path
+) -> None:
     assert repository.highest_sequence() == 0
     images = write_set(tmp_path / "images", ONE_PROCESS)
     numbers = [ingest(repository, images, described(), at_least=least).sequence for least in (0, 10, 5, 12)]

@@ -10,7 +10,7 @@ from crckpt.model import PackId
 from crckpt.store.damage import forget_fingerprints
 
 
-def test_only_named_fingerprints_are_removed(tmp_path: Path) -> None:
+def test_only_fingerprints_of_the_named_packs_are_removed(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, of_pages(*range(200, 300)), described("two"))

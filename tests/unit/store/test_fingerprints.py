@@ -24,7 +24,7 @@ def _key(repository: Repository) -> Path:
     return repository.root / "cache/fingerprints.key"
 
 
-def test_colliding_pages_round_trip(tmp_path: Path) -> None:
+def test_pages_with_colliding_fingerprints_round_trip(tmp_path: Path) -> None:
     """Three stores: pages that collide under one key in twelve at most are seen all the same."""
     pages = colliding_pages(4096)
     assert len(set(pages)) == len(pages)
@@ -36,7 +36,7 @@ def test_colliding_pages_round_trip(tmp_path: Path) -> None:
         assert restore_files(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(pages)
 
 
-def test_pages_that_collide_with_the_parent_round_trip(tmp_path: Path) -> None:
+def test_pages_whose_fingerprints_collide_with_the_parent_round_trip(tmp_path: Path) -> None:
     """The pages collide at the same and at other addresses. A page of the parent replaces only an equal one."""
     pages = colliding_pages(4096)
     for name in ("one", "two", "three"):
@@ -66,7 +66,7 @@ def test_fingerprint_key_is_private_to_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short", bytes(33)])
-def test_other_key_makes_other_fingerprints(tmp_path: Path, content: bytes | None) -> None:
+def test_store_with_another_key_makes_other_fingerprints(tmp_path: Path, content: bytes | None) -> None:
     """Existing fingerprints are not trusted, but equal pages are still found."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, IMAGES)

@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.parametrize("kind", list(full_disk.FULL_DISKS))
-def test_full_disk_loses_nothing(kind: str, tmp_path: Path) -> None:
+def test_full_disk_during_any_command_loses_nothing_from_the_store(kind: str, tmp_path: Path) -> None:
     command = ["unshare", "--mount", sys.executable, full_disk.__file__, str(tmp_path), kind]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.stderr == ""

@@ -547,7 +547,9 @@ def commands(evil: str, out: Path) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_every_command_ends_and_changes_nothing_outside(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_commands_on_a_hostile_store_end_and_change_nothing_outside(
+    name: str, whole: Path, runner: Runner, tmp_path: Path
+) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     canary = _canary(tmp_path)
@@ -571,7 +573,9 @@ def test_every_command_ends_and_changes_nothing_outside(name: str, whole: Path, 
     ]
     + [name for name in ATTACKS if name.endswith("nested") and not name.startswith(("facts", "details"))],
 )
-def test_one_bad_entry_affects_only_itself(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_hostile_entry_of_a_store_affects_no_other_checkpoint(
+    name: str, whole: Path, runner: Runner, tmp_path: Path
+) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     attacked = Store(root, _canary(tmp_path))
@@ -593,7 +597,9 @@ def test_one_bad_entry_affects_only_itself(name: str, whole: Path, runner: Runne
 @pytest.mark.parametrize(
     "name", ["frame of 4 GiB", "columns of 4 GiB", "inventory of zeros", "index of zeros", "many descriptors"]
 )
-def test_declared_sizes_are_integrity_errors(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_huge_sizes_declared_in_a_store_are_integrity_errors(
+    name: str, whole: Path, runner: Runner, tmp_path: Path
+) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     evil = ATTACKS[name](Store(root, _canary(tmp_path)))
@@ -621,7 +627,9 @@ REPAIRS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("name", REPAIRS)
-def test_repairs_stay_inside_the_store(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_repair_of_a_hostile_store_stays_inside_the_store(
+    name: str, whole: Path, runner: Runner, tmp_path: Path
+) -> None:
     """Either of the two stores may have been attacked."""
     for root in (tmp_path / "evil", tmp_path / "good"):
         shutil.copytree(whole, root)
@@ -648,7 +656,7 @@ def test_linked_dump_logs_are_not_reported(whole: Path, runner: Runner, tmp_path
     assert "logs/" not in listed.stdout
 
 
-def test_exports_need_a_directory_of_ours(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_export_into_a_directory_of_another_user_is_refused(whole: Path, runner: Runner, tmp_path: Path) -> None:
     for name, owner, mode in (("theirs", NOBODY, 0o777), ("open", os.geteuid(), 0o777), ("read", NOBODY, 0o755)):
         target = tmp_path / name
         target.mkdir()
@@ -728,8 +736,8 @@ def test_forged_images_are_imported_or_refused(name: str, runner: Runner, tmp_pa
     assert runner.run("verify", "--all", "--store", str(tmp_path / "new"))[0] in (0, 10)
 
 
-def test_lack_of_memory_is_reported(whole: Path, runner: Runner, tmp_path: Path) -> None:
-    """EXTENT is what the store holds most of: with next to no memory left no command says that it has a bug."""
+def test_lack_of_memory_for_a_hostile_store_is_reported(whole: Path, runner: Runner, tmp_path: Path) -> None:
+    """With almost no memory left, a command says so, and not that it has a bug."""
     assert EXTENT.itemsize == 24
     words = json.dumps(["list", "--store", str(whole)])
     program = (

@@ -60,7 +60,7 @@ def _moments(steps_taken: Counter[str]) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("act", [*ACTS, LOCK], ids=lambda act: act.name)
-def test_kill_before_any_step_is_harmless(act: Act, stage: Stage, forked: Writers) -> None:
+def test_command_killed_before_any_step_leaves_a_valid_store(act: Act, stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     for moment in _moments(_steps(stage, forked, act)):
         with stage.copy() as copy:
@@ -75,7 +75,7 @@ def test_kill_before_any_step_is_harmless(act: Act, stage: Stage, forked: Writer
             assert collect_garbage(repository).leftovers == ()
 
 
-def test_kill_before_any_step_of_the_creation_is_harmless(stage: Stage, forked: Writers) -> None:
+def test_creation_of_a_store_killed_before_any_step_can_be_repeated(stage: Stage, forked: Writers) -> None:
     def order(base: Path, moment: str = "") -> Order:
         return Order("create", str(base / "above/store"), kill_at=moment)
 
@@ -91,7 +91,7 @@ def test_kill_before_any_step_of_the_creation_is_harmless(stage: Stage, forked: 
                 check(repository.root, [checkpoint], CREATE)
 
 
-def test_kill_while_files_are_restored_is_harmless(stage: Stage, forked: Writers) -> None:
+def test_command_killed_while_images_are_restored_leaves_a_valid_store(stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     for moment in _moments(_steps(stage, forked, RESTORE)):
         with stage.copy() as copy:
@@ -101,7 +101,7 @@ def test_kill_while_files_are_restored_is_harmless(stage: Stage, forked: Writers
             check(copy.root, before, RESTORE)
 
 
-def test_kill_during_a_repair_is_harmless(stage: Stage, forked: Writers) -> None:
+def test_repair_killed_before_any_step_leaves_a_valid_store(stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     # In a copy of its own: a verification notes what it finds.
     with stage.copy() as copy:
@@ -118,7 +118,7 @@ def test_kill_during_a_repair_is_harmless(stage: Stage, forked: Writers) -> None
             check(copy.root, before, REPAIR)
 
 
-def test_every_step_is_tested(stage: Stage, forked: Writers) -> None:
+def test_every_step_of_the_store_is_tested_with_a_kill(stage: Stage, forked: Writers) -> None:
     """The code has no step that the tests above do not interrupt."""
     steps_taken: set[str] = set()
     for act in (*ACTS, LOCK, RESTORE, REPAIR):

@@ -17,7 +17,7 @@ def fetch(digest: str, offset: int, size: int) -> Fetched:
     raise IntegrityError(f"nobody sends {size} bytes of {digest} at {offset}")
 
 
-def test_open_packs_outlive_their_checkpoint(tmp_path: Path) -> None:
+def test_packs_opened_for_a_lazy_restore_are_readable_after_their_checkpoint_was_removed(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2, 3))
     late = LateBackend(repository.root, checkpoint.id, (use.digest for use in checkpoint.packs), b"", fetch)

@@ -61,7 +61,7 @@ def held_by_another(repository: Repository, how: str) -> Iterator[subprocess.Pop
 @pytest.mark.parametrize(
     ("theirs", "ours"), [("shared", "exclusive"), ("exclusive", "shared"), ("exclusive", "exclusive")]
 )
-def test_timeout_names_the_lock_holder(theirs: str, ours: str, tmp_path: Path) -> None:
+def test_error_after_waiting_for_a_store_lock_names_its_holder(theirs: str, ours: str, tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, theirs) as other:
         with pytest.raises(StoreLocked, match=f"PID {other.pid} ") as refusal, getattr(repository, ours)(timeout=0.1):
@@ -73,14 +73,14 @@ def test_timeout_names_the_lock_holder(theirs: str, ours: str, tmp_path: Path) -
     assert holders(repository.root) == ()
 
 
-def test_readers_and_writers_share_the_lock(tmp_path: Path) -> None:
+def test_readers_and_writers_share_the_store_lock(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, "shared"):
         checkpoint = store(repository, tmp_path, ImageSet(files={"a.img": b"a"}))
         assert restore_files(repository, checkpoint, tmp_path) == {"a.img": b"a"}
 
 
-def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
+def test_process_that_waits_for_the_exclusive_lock_gets_it_next(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, "exclusive") as other:
         command = [sys.executable, "-c", HOLD, str(repository.root), "shared"]
@@ -103,7 +103,7 @@ def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     assert list((repository.root / "locks").iterdir()) == []
 
 
-def test_locks_can_be_nested(tmp_path: Path) -> None:
+def test_store_locks_can_be_nested(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with repository.exclusive(timeout=0), repository.shared(timeout=0), repository.exclusive(timeout=0):
         assert len(holders(repository.root)) == 1
@@ -113,7 +113,7 @@ def test_locks_can_be_nested(tmp_path: Path) -> None:
         pass
 
 
-def test_kill_at_any_time_leaves_a_valid_store(tmp_path: Path) -> None:
+def test_dump_killed_at_any_time_leaves_a_valid_store(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     (tmp_path / "sets").mkdir()
     for number in range(6):
@@ -126,7 +126,7 @@ def test_kill_at_any_time_leaves_a_valid_store(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             assert writer.stdout
             writer.stdout.readline()
-            # Nothing tells of the moment that is wanted: any.
+            # The moment of the kill is random.
             select.select([], [], [], chance.uniform(0.05, 0.4))
             writer.kill()
     assert verify(repository).damages == ()

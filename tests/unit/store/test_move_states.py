@@ -178,7 +178,7 @@ def worlds() -> dict[World, World | None]:
     return find_reachable([World()], lambda world: next_worlds(world, failing=True))
 
 
-def test_two_copies_never_run(worlds: dict[World, World | None]) -> None:
+def test_two_copies_of_a_moved_tree_never_run(worlds: dict[World, World | None]) -> None:
     assert len(worlds) > 1_000
     for world in worlds:
         assert not (world.here == "runs" and world.there == "runs"), describe_path(world, worlds)
@@ -220,13 +220,13 @@ def test_tree_that_does_not_run_yet_cannot_be_restored(worlds: dict[World, World
             assert rule.forbids_restore or rule.after_death == "aborted"
 
 
-def test_every_state_is_reached(worlds: dict[World, World | None]) -> None:
+def test_every_state_of_a_move_is_reached(worlds: dict[World, World | None]) -> None:
     assert {world.source for world in worlds} == set(RULES["source"])
     assert {world.destination for world in worlds} == set(RULES["destination"])
 
 
 @pytest.mark.parametrize("side", RULES)
-def test_table_is_closed(side: Side) -> None:
+def test_table_of_move_states_leads_only_to_known_states(side: Side) -> None:
     for state, rule in RULES[side].items():
         assert set(rule.next) <= set(RULES[side]), state
         # From a state that forbids restores, a resume leads on.

@@ -78,7 +78,7 @@ def test_move_with_a_destination_in_doubt_is_kept(tmp_path: Path) -> None:
     assert read_all_moves(backend) == ((), ())
 
 
-def test_killed_move_is_kept_as_aborted(tmp_path: Path) -> None:
+def test_record_of_a_killed_move_is_kept_as_aborted(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     begun = advance(begin_move("source", JobName("job"), "first"), "handing-over", is_settled=False)
     killed = store_move(backend, replace(begun, owner=replace(begun.owner, start=begun.owner.start + 1)))
@@ -87,14 +87,14 @@ def test_killed_move_is_kept_as_aborted(tmp_path: Path) -> None:
     assert (kept.id, kept.state, kept.is_replaced) == (killed.id, "aborted", True)
 
 
-def test_settled_move_is_not_kept(tmp_path: Path) -> None:
+def test_record_of_a_settled_move_is_not_kept(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     mark_reported(backend, aborted(backend))
     last = store_move(backend, begin_move("source", JobName("job"), "second"))
     assert read_all_moves(backend) == ((last,), ())
 
 
-def test_long_stopped_crckpt_overwrites_nothing(tmp_path: Path) -> None:
+def test_crckpt_stopped_for_long_overwrites_no_record_of_a_later_move(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     stopped = store_move(backend, begin_move("destination", JobName("job"), "first"))
     for move in (begin_move("source", JobName("job"), "second"), begin_move("destination", JobName("job"), "third")):

@@ -11,7 +11,7 @@ from crckpt.host import proc
 from crckpt.store.owner import identify_owner
 
 
-def test_zombie_is_dead(tmp_path: Path) -> None:
+def test_owner_that_is_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)

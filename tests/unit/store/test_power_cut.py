@@ -20,8 +20,8 @@ from crckpt.store import Repository, Tag, repair, verify
 
 GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
 
-UNNECESSARY_IF_NOTHING_FAILS = ("sync", "sync-directory", "unlink", "rmdir")
-"""Before these something is done that is not safe yet."""
+STEPS_AFTER_UNSYNCED_CHANGES = ("sync", "sync-directory", "unlink", "rmdir")
+"""Before each of these steps, something was changed that is not on the disk yet."""
 
 Kind = tuple[Kept, Torn]
 """Which names that are not synced are there, and what becomes of content that is not."""
@@ -163,7 +163,7 @@ def test_power_cut_after_a_kill_keeps_what_was_promised(act: Act, stage: Stage, 
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         names = dict.fromkeys(
-            entry.name for entry in _recorded(forked, copy, act) if entry.verb in UNNECESSARY_IF_NOTHING_FAILS
+            entry.name for entry in _recorded(forked, copy, act) if entry.verb in STEPS_AFTER_UNSYNCED_CHANGES
         )
     followers = (act, GC) if act.adds or act.act == "tag" else (GC, ACTS[0])
     both = replace(act, adds=act.adds + 1)
@@ -220,7 +220,7 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
     ],
     ids=str,
 )
-def test_missing_sync_is_detected(act: Act, name: str, stage: Stage, forked: Writers) -> None:
+def test_tests_of_power_cuts_detect_a_missing_sync(act: Act, name: str, stage: Stage, forked: Writers) -> None:
     """The cuts of these tests find a sync that is missing."""
     with stage.copy() as copy:
         if act == REPAIR:

@@ -41,7 +41,7 @@ KNOWN = RefTargets(
         ("dead", "dead".ljust(64, "0")),
     ],
 )
-def test_ref_resolves(ref: str, expected: str) -> None:
+def test_ref_is_resolved_to_its_checkpoint(ref: str, expected: str) -> None:
     assert resolve(ref, KNOWN) == expected
 
 
@@ -86,7 +86,7 @@ def test_unknown_ref_lists_similar_names(ref: str, hint: str) -> None:
         ("ffff", "there is no checkpoint 'ffff'"),
     ],
 )
-def test_message_names_the_missing_part(ref: str, message: str) -> None:
+def test_message_for_a_ref_names_the_part_that_is_missing(ref: str, message: str) -> None:
     with pytest.raises(NoSuchCheckpoint) as refusal:
         resolve(ref, KNOWN)
     assert refusal.value.message == message
@@ -106,7 +106,7 @@ def test_ambiguous_digits_are_refused() -> None:
     assert refusal.value.causes == ("abcd10000000", "abcd20000000")
 
 
-def test_empty_store_is_reported(tmp_path: Path) -> None:
+def test_ref_in_an_empty_store_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NoSuchCheckpoint) as refusal:
         open_store(tmp_path).resolve("anything")
     assert "empty" in refusal.value.hint
@@ -126,7 +126,7 @@ def _days(checkpoints: tuple[Checkpoint, ...]) -> list[int]:
     return [(checkpoint.created - START).days for checkpoint in checkpoints]
 
 
-def test_listing_is_in_the_order_of_commits(repository: Repository) -> None:
+def test_checkpoints_are_listed_in_the_order_of_their_commits(repository: Repository) -> None:
     assert _days(repository.checkpoints()) == [3, 1, 2, 4]
     assert _days(repository.checkpoints(JobName("one"))) == [3, 1, 2]
     assert repository.checkpoints(JobName("three")) == ()

@@ -60,7 +60,7 @@ def test_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> 
     assert _order(repository) == [ahead, second, third]
 
 
-def test_order_is_that_of_commits_if_the_clock_goes_back(tmp_path: Path) -> None:
+def test_checkpoints_are_in_the_order_of_commits_if_the_clock_goes_back(tmp_path: Path) -> None:
     """With several jobs, `list` shows the last stored checkpoint at the end."""
     repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
@@ -68,7 +68,7 @@ def test_order_is_that_of_commits_if_the_clock_goes_back(tmp_path: Path) -> None
     assert _order(repository, JobName("a")) == ids[::2]
 
 
-def test_order_survives_removals(tmp_path: Path) -> None:
+def test_order_of_checkpoints_survives_removals(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     ahead, second, third = (_stored(repository, tmp_path, when) for when in (IN_TWO_DAYS, NOW, NOW))
     repository.remove([second])
@@ -81,7 +81,7 @@ def test_order_survives_removals(tmp_path: Path) -> None:
     assert repository.get(_stored(repository, tmp_path, NOW)).sequence == 1
 
 
-def test_manifests_without_a_number_are_older(tmp_path: Path) -> None:
+def test_checkpoints_without_a_sequence_number_are_older(tmp_path: Path) -> None:
     """Manifests without a number stay in the order of their times."""
     repository = open_store(tmp_path)
     times = (NOW, IN_TWO_DAYS, NOW - timedelta(days=1))
@@ -92,7 +92,7 @@ def test_manifests_without_a_number_are_older(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 54, 1 << 80, 1.5, "7", True])
-def test_invalid_number_is_refused(tmp_path: Path, number: object) -> None:
+def test_invalid_sequence_number_is_refused(tmp_path: Path, number: object) -> None:
     repository = open_store(tmp_path)
     bad = _rewritten(repository, _stored(repository, tmp_path, NOW), sequence=number)
     good = _stored(repository, tmp_path, NOW, "other")
@@ -101,7 +101,7 @@ def test_invalid_number_is_refused(tmp_path: Path, number: object) -> None:
         repository.get(bad)
 
 
-def test_highest_number_does_not_stay_the_newest(tmp_path: Path) -> None:
+def test_checkpoint_with_the_highest_possible_number_does_not_stay_the_newest(tmp_path: Path) -> None:
     """A checkpoint that is reported as stored is the one that `crckpt restore job` restores."""
     repository = open_store(tmp_path)
     first = _stored(repository, tmp_path, NOW)
@@ -117,7 +117,7 @@ def test_highest_number_does_not_stay_the_newest(tmp_path: Path) -> None:
     assert _stored(repository, tmp_path, NOW) == repository.resolve("job")
 
 
-def test_other_host_does_not_exhaust_the_numbers(tmp_path: Path) -> None:
+def test_checkpoint_of_another_host_does_not_exhaust_the_sequence_numbers(tmp_path: Path) -> None:
     """Other hosts refuse a checkpoint with a high number."""
     repository = open_store(tmp_path)
     _stored(repository, tmp_path, NOW)
@@ -142,7 +142,7 @@ for number in range(8):
 """
 
 
-def test_concurrent_commits_get_different_numbers(tmp_path: Path) -> None:
+def test_concurrent_commits_get_different_sequence_numbers(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     words = [sys.executable, "-c", _COMMITS, str(tmp_path), str(SUPPORT)]
     running = [subprocess.Popen([*words, job]) for job in ("one", "two", "three")]
@@ -150,7 +150,7 @@ def test_concurrent_commits_get_different_numbers(tmp_path: Path) -> None:
     assert [checkpoint.sequence for checkpoint in repository.checkpoints()] == list(range(1, 25))
 
 
-def test_others_commit_while_one_waits_for_its_tree(tmp_path: Path) -> None:
+def test_other_dumps_commit_while_one_waits_for_its_tree(tmp_path: Path) -> None:
     """A rehearsal or a move may take minutes."""
     repository = open_store(tmp_path)
     meanwhile: list[CheckpointId] = []
@@ -166,7 +166,7 @@ def test_others_commit_while_one_waits_for_its_tree(tmp_path: Path) -> None:
     assert repository.resolve("other") == meanwhile[0]
 
 
-def test_lock_that_is_never_released_is_waited_for_only_until_the_timeout(tmp_path: Path) -> None:
+def test_wait_for_a_lock_that_is_never_released_ends_at_the_timeout(tmp_path: Path) -> None:
     held = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -197,7 +197,7 @@ def test_checkpoint_from_the_future_is_marked(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == [found[:12] for found in ids]
 
 
-def test_is_in_future_tolerates_a_minute(tmp_path: Path) -> None:
+def test_checkpoint_less_than_a_minute_ahead_is_not_from_the_future(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint: Checkpoint = repository.get(_stored(repository, tmp_path, NOW))
     assert not checkpoint.is_in_future(NOW - timedelta(seconds=59))

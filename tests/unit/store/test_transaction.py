@@ -15,7 +15,7 @@ from crckpt.store.owner import read_owner
 from crckpt.store.transaction import find_unused_transactions, staged
 
 
-def test_directory_has_an_owner(tmp_path: Path) -> None:
+def test_temporary_directory_that_was_handed_over_has_an_owner(tmp_path: Path) -> None:
     with handed_over(tmp_path, os.getppid()) as path:
         pass
     owner = read_owner(path / "owner.json")
@@ -24,13 +24,13 @@ def test_directory_has_an_owner(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_directory_is_removed_if_not_handed_over(tmp_path: Path) -> None:
+def test_temporary_directory_is_removed_if_not_handed_over(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), handed_over(tmp_path, os.getpid(), outside=True):
         raise OSError("full")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_handover_to_an_ended_process_fails(tmp_path: Path) -> None:
+def test_temporary_directory_cannot_be_handed_over_to_an_ended_process(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -40,7 +40,7 @@ def test_handover_to_an_ended_process_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None:
+def test_temporary_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None:
     """An orphaned CRIU works in the directory. Links on the path to the store do not matter."""
     (tmp_path / "link").symlink_to(tmp_path)
     images = tmp_path / "tmp/1-dead/images"
@@ -53,7 +53,7 @@ def test_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can surely have mounts of its own")
-def test_namesake_in_another_mount_namespace_is_not_in_use(tmp_path: Path) -> None:
+def test_temporary_directory_with_a_namesake_in_another_mount_namespace_is_not_in_use(tmp_path: Path) -> None:
     """Any user can mount a directory with that path in an own mount namespace."""
     dead = tmp_path / "tmp/1-dead"
     dead.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_namesake_in_another_mount_namespace_is_not_in_use(tmp_path: Path) -> No
         user.communicate()
 
 
-def test_transaction_ends_with_its_block(tmp_path: Path) -> None:
+def test_temporary_directory_of_a_transaction_is_removed_at_the_end_of_its_block(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
 
     def fail() -> None:
@@ -83,7 +83,7 @@ def test_transaction_ends_with_its_block(tmp_path: Path) -> None:
     assert list((repository.root / "tmp").iterdir()) == []
 
 
-def test_link_to_a_working_directory_is_not_in_use(tmp_path: Path) -> None:
+def test_link_to_a_directory_in_use_is_not_in_use(tmp_path: Path) -> None:
     (tmp_path / "planted").symlink_to(Path.cwd())
     assert [path.name for path in find_unused_transactions(tmp_path)] == ["planted"]
 

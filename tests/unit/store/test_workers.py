@@ -50,7 +50,7 @@ for number in count(1):
 """
 
 
-def test_interruption_leaves_no_lock_held() -> None:
+def test_interruption_of_worker_threads_leaves_no_lock_held() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     *interrupted, last = result.stdout.split()
     assert last == "0", f"after {len(interrupted)} moments: {last}"

@@ -9,7 +9,7 @@ from crckpt.host.proc import Identity
 from crckpt.tracking.tracker import Claims
 
 
-def test_claim_does_not_cover_a_reused_pid(claims: Path) -> None:
+def test_claim_on_a_process_does_not_cover_a_reused_pid(claims: Path) -> None:
     earlier, later = (Identity("", 4194303, start) for start in (1 << 40, (1 << 40) + 1))
     with closing(Claims(claims)) as first_claims, closing(Claims(claims)) as second_claims:
         assert first_claims.claim(earlier)
@@ -17,7 +17,7 @@ def test_claim_does_not_cover_a_reused_pid(claims: Path) -> None:
         assert second_claims.claim(later)
 
 
-def test_claim_that_was_given_up_is_free(claims: Path) -> None:
+def test_claim_on_a_process_that_was_given_up_is_free(claims: Path) -> None:
     process = Identity("", 4194303, 1 << 40)
     with closing(Claims(claims)) as first_claims, closing(Claims(claims)) as second_claims:
         assert first_claims.claim(process)

@@ -88,7 +88,7 @@ def test_unmoved_pages_are_clean_and_new_ones_dirty(dumps: Dumps, target: Statem
     assert dumps.dirty(place) - {PAGES_OF_A_HUGE_PAGE} == {PAGES_OF_A_HUGE_PAGE - 100}, "of the rest nothing was kept"
 
 
-def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: StatementRunner) -> None:
+def test_result_does_not_depend_on_the_ranges_that_are_read(dumps: Dumps, target: StatementRunner) -> None:
     """CRIU reads small maps together with the begin of a large one, which it reads as a whole then."""
     place = filled(target, SMALL_PAGES)
     for before in (100, 0, 300, 7, 100):
@@ -173,7 +173,9 @@ def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: StatementRu
         assert dumps.dirty(place, meanwhile=protected(place, 1)) == {expected}
 
 
-def test_kernels_that_keep_bits_are_trusted(dumps: Dumps, target: StatementRunner) -> None:
+def test_kernel_that_keeps_soft_dirty_bits_when_mappings_are_merged_is_trusted(
+    dumps: Dumps, target: StatementRunner
+) -> None:
     place = filled(target, SMALL_PAGES)
     dumps.environment["CRCKPT_JOINED_ARE_DIRTY"] = "1"
     dumps.dirty(place)

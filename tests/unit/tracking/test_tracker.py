@@ -27,7 +27,9 @@ def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
     return {page for page in range(count) if place + page * PAGE in numbers}
 
 
-def test_rounds_count_from_the_last_committed_dump(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_pages_of_a_round_count_from_the_last_committed_dump(
+    target: StatementRunner, method: Method, claims: Path
+) -> None:
     place = target.do("result = area(64); write(result, range(64))")
     with tracking(target.pid, method, claims) as tracker:
         assert dump_round(tracker, target.pid) == DumpBasis(None, FIRST_DUMP_REASON, tracks=True, whole=())
@@ -44,7 +46,9 @@ def test_rounds_count_from_the_last_committed_dump(target: StatementRunner, meth
         assert tracker.begin().base == at("third")
 
 
-def test_nothing_is_left_in_the_target(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_tracker_leaves_no_descriptor_in_the_tracked_process(
+    target: StatementRunner, method: Method, claims: Path
+) -> None:
     place = target.do("result = area(64); write(result, range(64))")
     before = sorted(list_descriptors(target.pid))
     with tracking(target.pid, method, claims) as tracker:
@@ -54,7 +58,9 @@ def test_nothing_is_left_in_the_target(target: StatementRunner, method: Method, 
     assert target.do("write(place := result, range(64)); result = 5") == 5
 
 
-def test_new_mappings_are_registered_in_the_next_round(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_mappings_created_since_a_round_are_registered_in_the_next(
+    target: StatementRunner, method: Method, claims: Path
+) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         place = target.do("result = area(64); write(result, range(64))")
@@ -64,7 +70,7 @@ def test_new_mappings_are_registered_in_the_next_round(target: StatementRunner, 
         assert pages(tracker, target.pid, place) == {3}
 
 
-def test_forked_child_is_tracked(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_child_forked_by_a_tracked_process_is_tracked(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
@@ -95,7 +101,7 @@ def test_next_dump_is_full_after_exec(target: StatementRunner, method: Method, c
         assert pages(tracker, target.pid, place) == {9}
 
 
-def test_query_between_two_dumps_forgets_nothing(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_query_between_two_dumps_forgets_no_written_page(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
@@ -110,7 +116,7 @@ def test_query_between_two_dumps_forgets_nothing(target: StatementRunner, method
         assert [one.pid for one in tracker.begin().whole] == [grandchild], "it came after the round had begun"
 
 
-def test_second_tracker_resets_nothing(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_second_tracker_of_a_process_resets_no_page(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as first:
         dump_round(first, target.pid)
         with tracking(target.pid, method, claims) as second:
@@ -123,7 +129,7 @@ def test_second_tracker_resets_nothing(target: StatementRunner, method: Method, 
         assert third.begin().tracks, "the claim ended with its owner"
 
 
-def test_ended_tree_is_an_error(target: StatementRunner, method: Method, claims: Path) -> None:
+def test_dump_of_a_tracked_tree_that_ended_is_an_error(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         target.process.kill()
@@ -140,7 +146,7 @@ UNTRACKED_DEVICES = {
 
 
 @pytest.mark.parametrize("what", UNTRACKED_DEVICES)
-def test_device_writes_make_the_dump_full(
+def test_device_that_writes_to_memory_makes_the_dump_full(
     target: StatementRunner, method: Method, claims: Path, tmp_path: Path, what: str
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
@@ -156,7 +162,7 @@ def test_device_writes_make_the_dump_full(
         assert tracker.begin().why == began.why
 
 
-def test_device_seen_before_the_freeze_spoils_the_next_round(
+def test_device_seen_at_the_freeze_makes_the_next_round_full(
     target: StatementRunner, method: Method, claims: Path, tmp_path: Path
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
@@ -167,14 +173,14 @@ def test_device_seen_before_the_freeze_spoils_the_next_round(
         tracker.commit(at("second"))
         target.do("os.close(file)")
         began = dump_round(tracker, target.pid, name="third")
-        assert began.base is None, "what was in flight when the bits were reset is nowhere"
+        assert began.base is None, "what the device wrote after the reset of the bits is in no dump"
         assert "O_DIRECT" in began.why
         assert began.tracks
         assert tracker.begin().base == at("third")
 
 
 @needs_write_protection
-def test_death_of_the_tracker_does_not_affect_the_target(target: StatementRunner, claims: Path) -> None:
+def test_tracked_process_is_unaffected_by_the_death_of_the_tracker(target: StatementRunner, claims: Path) -> None:
     place = target.do("result = area(64); write(result, range(64))")
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom crckpt.host import proc\n"

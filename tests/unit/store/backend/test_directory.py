@@ -25,7 +25,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_created_files_are_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+def test_files_of_the_store_are_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "a" / "store", create=True)
     os.umask(0o022)
     (tmp_path / "b").mkdir()
@@ -54,7 +54,7 @@ def test_empty_mounted_file_system_becomes_a_store(tmp_path: Path) -> None:
     assert open_store(tmp_path).checkpoints() == ()
 
 
-def test_other_directories_are_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_does_not_become_a_store(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o755)
     (tmp_path / "store" / "letter.txt").write_text("dear")
     with pytest.raises(StoreUnusable, match="is not a store"):
@@ -63,7 +63,7 @@ def test_other_directories_are_left_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
 
 
-def test_directory_writable_by_others_is_refused(tmp_path: Path) -> None:
+def test_directory_writable_by_others_does_not_become_a_store(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o1777)
     with pytest.raises(StoreUnusable, match="mode 777"):
@@ -71,7 +71,7 @@ def test_directory_writable_by_others_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def test_file_is_not_a_store(tmp_path: Path) -> None:
+def test_path_of_a_file_is_refused_as_a_store(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(StoreUnusable, match="is not a store"):
         open_store(tmp_path)
@@ -79,7 +79,7 @@ def test_file_is_not_a_store(tmp_path: Path) -> None:
         Repository.open(tmp_path / "store" / "below", create=True)
 
 
-def test_interrupted_creation_is_completed(tmp_path: Path) -> None:
+def test_interrupted_creation_of_a_store_is_completed(tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     (root / "store.json").rename(root / ".store.json.123-abc")
     (root / "cache/fingerprints").rmdir()
@@ -88,7 +88,7 @@ def test_interrupted_creation_is_completed(tmp_path: Path) -> None:
     assert open_store(tmp_path).checkpoints() == ()
 
 
-def test_directories_missing_from_a_backup_are_recreated(tmp_path: Path) -> None:
+def test_directories_of_a_store_missing_from_a_backup_are_recreated(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     for name in ("cache", "tmp", "locks", "refs"):
@@ -110,7 +110,7 @@ def test_store_without_store_json_is_not_recreated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o701])
-def test_open_mode_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
+def test_store_that_others_can_enter_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     root.chmod(mode)
     with pytest.raises(StoreUnusable, match="open to other users") as refusal:
@@ -120,7 +120,7 @@ def test_open_mode_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_other_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_store_of_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     os.chown(root, 65534, 65534)
     with pytest.raises(StoreUnusable, match=r"belongs to uid 65534.* a restore would run what .* as root") as refusal:
@@ -167,7 +167,7 @@ def test_store_may_be_in_tmp_and_behind_our_own_link(tmp_path: Path) -> None:
     assert Repository.open(tmp_path / "link").checkpoints() == ()
 
 
-def test_concurrent_creation_makes_one_store(tmp_path: Path) -> None:
+def test_two_processes_that_create_a_store_at_once_make_one(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from crckpt.store import Repository; sys.stdin.read(1);"
         "print(Repository.open(Path(sys.argv[1]), create=True).id)"

@@ -29,7 +29,7 @@ def test_restores_of_a_job_exclude_each_other(tmp_path: Path) -> None:
         pass
 
 
-def test_last_holder_removes_the_lock_file(tmp_path: Path) -> None:
+def test_lock_file_of_a_restore_is_removed_by_its_last_holder(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with repository.restoring(JOB, 0, alone=False):
         with repository.restoring(JOB, 0, alone=False):

@@ -8,7 +8,7 @@ from pathlib import Path
 from crckpt.store.backend.local import disk_usage
 
 
-def test_disk_usage_tolerates_a_changing_directory(tmp_path: Path) -> None:
+def test_disk_usage_of_a_directory_that_changes_is_measured_without_error(tmp_path: Path) -> None:
     """gc may measure a directory in which an orphaned CRIU still writes."""
     (tmp_path / "stays").write_bytes(b"x" * 5000)
     usual = disk_usage(tmp_path)

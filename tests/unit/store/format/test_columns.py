@@ -16,13 +16,13 @@ rows = st.tuples(numbers, st.integers(1, (1 << 32) - 1), st.integers(0, 5) | st.
 
 
 @given(st.lists(rows))
-def test_columns_round_trip(found: list[tuple[int, int, int, int]]) -> None:
+def test_index_columns_round_trip(found: list[tuple[int, int, int, int]]) -> None:
     extents: Extents = np.array(found, EXTENT)
     extents["page"][extents["pack"] == ZERO] = 0
     assert decode_columns(encode_columns(extents), len(extents)).tolist() == extents.tolist()
 
 
-def test_columns_of_scattered_pages_are_small() -> None:
+def test_index_columns_of_scattered_pages_are_small() -> None:
     rng = np.random.default_rng(1)
     extents = np.zeros(10_000, EXTENT)
     extents["first"] = 0x400 + np.arange(10_000)
@@ -35,7 +35,7 @@ def test_columns_of_scattered_pages_are_small() -> None:
 
 
 @pytest.mark.parametrize("change", [slice(0, -1), slice(1, None), slice(0, 0)])
-def test_damaged_columns_are_refused(change: slice) -> None:
+def test_damaged_index_columns_are_refused(change: slice) -> None:
     content = encode_columns(np.ones(50, EXTENT))
     with pytest.raises(IntegrityError):
         decode_columns(content[change], 50)

@@ -40,7 +40,7 @@ def test_part_of_extents_has_the_requested_pages(extents: Extents, data: st.Data
 
 
 @given(EXTENTS, st.integers(1, 30))
-def test_parts_together_are_the_whole(extents: Extents, step: int) -> None:
+def test_parts_of_extents_concatenated_are_the_whole(extents: Extents, step: int) -> None:
     total = int(extents["count"].sum())
     parts = [slice_extents(extents, extent_ends(extents), at, min(at + step, total)) for at in range(0, total, step)]
     assert _pages(concatenate_extents(parts)) == _pages(extents)

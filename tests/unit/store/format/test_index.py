@@ -43,17 +43,17 @@ def test_index_round_trips() -> None:
     assert decode_index(encode_index(Index(())), 0).files == ()
 
 
-def test_other_coding_is_refused() -> None:
+def test_index_with_an_unknown_coding_is_refused() -> None:
     with pytest.raises(StoreUnusable, match="coded as 'rows'"):
         decode_index(_made({"files": HEADER, "coding": "rows"}, b""), 2)
 
 
 @pytest.mark.parametrize("header", [[], {}, {"files": 3}, {"files": HEADER}, {"files": [3], "coding": "columns"}])
-def test_invalid_header_is_refused(header: object) -> None:
+def test_index_with_an_invalid_header_is_refused(header: object) -> None:
     with pytest.raises(IntegrityError, match="is unreadable"):
         decode_index(_made(header, EXTENTS.tobytes()), 2)
 
 
-def test_missing_packs_are_refused() -> None:
+def test_index_that_refers_to_missing_packs_is_refused() -> None:
     with pytest.raises(IntegrityError, match="is inconsistent"):
         decode_index(encode_index(Index(FILES)), 1)

@@ -50,7 +50,7 @@ def test_pack_round_trips(finished: FinishedPack) -> None:
     assert (bytes(memory[0]), bytes(memory[1][: len(HALF)])) == (WHOLE, HALF)
 
 
-def test_digest_is_that_of_the_table(finished: FinishedPack) -> None:
+def test_digest_of_a_pack_is_that_of_its_table(finished: FinishedPack) -> None:
     """The table contains the SHA-256 of each frame, so the digest identifies the content."""
     content = finished.path.read_bytes()
     table_at = FOOTER.unpack(content[-FOOTER.size :])[0]
@@ -59,7 +59,7 @@ def test_digest_is_that_of_the_table(finished: FinishedPack) -> None:
         open_pack(Backend(finished.path.parent), PackId("0" * 64), finished.path.name)
 
 
-def test_frame_with_other_bytes_is_refused(finished: FinishedPack) -> None:
+def test_frame_with_changed_bytes_is_refused(finished: FinishedPack) -> None:
     pack = read(finished)
     with pytest.raises(IntegrityError, match="frame 1: its SHA-256 does not match"):
         pack.check(1, pack.read_stored(0))

@@ -10,7 +10,7 @@ from own_process import descriptors
 from crckpt.store.format.pack import MAGIC, Frame, PackWriter
 
 
-def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+def test_pack_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "pack").write_text("something else")
     before = descriptors()
     with pytest.raises(FileExistsError):
@@ -19,7 +19,7 @@ def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_pages_are_counted_and_the_trailer_is_written(tmp_path: Path) -> None:
+def test_pages_of_a_pack_are_counted_and_its_trailer_is_written(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack")
     writer.add(Frame(b"stored", bytes(32), 3 * 4096))
     writer.add(Frame(b"more", bytes(32), 2 * 4096))

@@ -48,7 +48,7 @@ def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
         ("core-100.img", lambda file: replace(file, kind="secret"), "kind 'secret'"),
     ],
 )
-def test_self_contradictory_index_is_damage(
+def test_index_that_contradicts_itself_is_damage(
     name: str, change: Callable[[StoredFile], StoredFile], words: str, tmp_path: Path
 ) -> None:
     repository = open_store(tmp_path)

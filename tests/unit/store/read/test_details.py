@@ -31,7 +31,7 @@ from crckpt.store import (
 from crckpt.store.read.details import cache_details, read_details, read_recent_details
 
 
-def test_single_files_and_details_are_read_alone(tmp_path: Path) -> None:
+def test_single_files_and_details_are_read_without_the_rest_of_the_checkpoint(tmp_path: Path) -> None:
     files = {"files.img": bytes(range(256)) * 30, "empty.img": b"", "details": b"a file of that name"}
     images = ImageSet({"pagemap-100.img": [area(5, 1, 0, 2)]}, files)
     repository = open_store(tmp_path)
@@ -42,7 +42,7 @@ def test_single_files_and_details_are_read_alone(tmp_path: Path) -> None:
     assert restore_files(repository, checkpoint, tmp_path) == expected
 
 
-def test_details_are_only_in_the_pack(tmp_path: Path) -> None:
+def test_details_with_secrets_are_only_in_the_pack(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(), described(details=b"--password=hunter2"))
     manifest = (repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes()

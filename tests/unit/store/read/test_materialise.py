@@ -78,7 +78,7 @@ Stored = CheckpointId | MultipleResults[CheckpointId]
 
 @settings(max_examples=examples(60))
 @given(st.lists(sets, min_size=1, max_size=3))
-def test_series_round_trip(series: list[ImageSet]) -> None:
+def test_series_of_checkpoints_with_any_content_round_trips(series: list[ImageSet]) -> None:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         repository = open_store(base)
@@ -233,7 +233,7 @@ TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 
-def test_more_files_and_frames_than_are_processed_at_once_round_trip(tmp_path: Path) -> None:
+def test_checkpoint_with_more_files_and_frames_than_fit_at_once_round_trips(tmp_path: Path) -> None:
     numbers = [number % 1500 + 1 for number in range(5000)]
     files = {f"core-{number}.img": b"%d" % number * 40 for number in range(300)}
     ghost = {"ghost-file-1.img": b"".join(map(page, range(900, 0, -1))) + b"the end"}
@@ -255,7 +255,7 @@ def test_overlapping_areas_keep_both_contents(tmp_path: Path) -> None:
     )
 
 
-def test_zero_pages_become_holes(tmp_path: Path) -> None:
+def test_zero_pages_become_holes_in_restored_images(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(0, *[0] * 2000, 1)]}))
     directory = tmp_path / "out"
@@ -266,7 +266,7 @@ def test_zero_pages_become_holes(tmp_path: Path) -> None:
     assert status.st_blocks * 512 < 100_000
 
 
-def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
+def test_restored_image_files_are_private_and_replace_no_file(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     directory = tmp_path / "out"
@@ -277,7 +277,7 @@ def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
         materialise(repository, checkpoint, directory)
 
 
-def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+def test_progress_of_restoring_images_ends_at_the_total(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", ImageSet({"pagemap-1.img": [area(0, *range(5000))]}, {"a.img": b"a" * 5}))
     progress: list[tuple[int, int]] = []
@@ -299,7 +299,7 @@ def test_real_images_round_trip(tmp_path: Path) -> None:
     assert restore_files(repository, checkpoint, tmp_path) == images
 
 
-def test_area_may_be_empty(tmp_path: Path) -> None:
+def test_image_with_an_empty_area_round_trips(tmp_path: Path) -> None:
     images = ImageSet({"pagemap-100.img": [Area(4096, ()), area(2, 3)], "pagemap-shmem-1.img": []})
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, images)

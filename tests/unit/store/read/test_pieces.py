@@ -48,7 +48,7 @@ def fill(contents: Contents, extents: Extents) -> bytes:
     return filled.tobytes()
 
 
-def test_pieces_cover_all_pages(stored: tuple[Contents, Extents]) -> None:
+def test_pieces_of_extents_cover_all_pages_in_order(stored: tuple[Contents, Extents]) -> None:
     contents, extents = stored
     numbers = [number if number % 50 else 1000 + number for number in range(COUNT)]
     assert fill(contents, extents) == b"".join(map(page, [*numbers, 0, 0, 7]))

@@ -71,10 +71,10 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int
     lent=4,
     worth_lending=16,
 )
-def test_any_page_order_uses_little_memory(
+def test_pages_in_any_order_are_read_with_little_memory(
     tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int, worth_lending: int
 ) -> None:
-    """Pages that stand in many places, in an order that no memory is large enough for, while pipes refer to some."""
+    """Pages are needed in an order for which memory cannot keep all frames, while pipes still refer to some pages."""
     base = tmp_path_factory.mktemp("any")
     repository = open_store(base)
     scattered = sorted(pages)
@@ -170,7 +170,7 @@ class CountingWorkers(Workers):
         return super().submit(work, *args, **kwargs)
 
 
-def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
+def test_frames_of_many_packs_are_read_in_one_task(tmp_path: Path) -> None:
     """With scattered pages, one task per frame would cost more than its work."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4000)
@@ -183,7 +183,7 @@ def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
     assert 0 < pool.tasks <= sum(use.frames for use in last.packs) / 4
 
 
-def test_frequent_page_costs_only_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_frame_of_a_frequent_page_is_unpacked_only_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """A page that occurs everywhere stays in memory while other pages are read and dropped."""
     repository = open_store(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
@@ -195,7 +195,7 @@ def test_frequent_page_costs_only_its_frame(tmp_path: Path, unpacked: Counter[tu
     assert set(unpacked.values()) == {1}
 
 
-def test_files_are_read_in_parallel(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_files_of_a_checkpoint_are_read_in_parallel(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     repository = open_store(tmp_path)
     maps = {f"pagemap-{number}.img": [area(0, *range(number * 100, number * 100 + 300))] for number in range(1, 9)}
     checkpoint = store(repository, tmp_path, ImageSet(maps, {"core.img": b"registers" * 1000}))
@@ -226,7 +226,7 @@ def test_zeros_of_a_large_file_become_holes(tmp_path: Path) -> None:
     assert (tmp_path / "out-0/pages-1.img").stat().st_blocks * 512 < 10 * PAGE_SIZE
 
 
-def test_damage_is_found_before_its_pages_are_returned(tmp_path: Path) -> None:
+def test_damaged_frame_is_found_before_its_pages_are_returned(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     pages = range(1, 2000)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))

@@ -97,11 +97,11 @@ def left(reading: Reader, name: str, pages: str) -> dict[int, bytes]:
     return {number: content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] for at, number in enumerate(numbers)}
 
 
-def test_kernel_supports_memory_writes() -> None:
+def test_kernel_supports_writes_to_the_memory_of_a_process() -> None:
     assert can_write_memory()
 
 
-def test_writes_respect_the_kernel_limit() -> None:
+def test_writes_to_memory_respect_the_kernel_limit() -> None:
     assert write_to_memory._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
     assert write_to_memory._RUNS_AT_ONCE * FRAME_SIZE <= MOST_BYTES  # noqa: SLF001
 
@@ -116,7 +116,7 @@ bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
     ahead=st.integers(0, 3),
     kept=st.sampled_from(("nothing", "older", "all")),
 )
-def test_every_page_is_placed_or_left(
+def test_every_page_is_written_to_memory_or_left_to_criu(
     tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[list[int | None], list[int]]], ahead: int, kept: str
 ) -> None:
     """Several processes have equal pages, or pages in older packs, with little space for unpacked frames.
@@ -174,7 +174,9 @@ def checkpoint(tmp_path: Path) -> Iterator[tuple[Repository, Checkpoint, Memory]
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_damage_is_found(checkpoint: tuple[Repository, Checkpoint, Memory], ahead: bool) -> None:
+def test_damaged_frame_is_found_when_it_is_written_to_memory(
+    checkpoint: tuple[Repository, Checkpoint, Memory], ahead: bool
+) -> None:
     repository, stored, memory = checkpoint
     (pack,) = packs(repository)
     with open_reader(repository, stored) as reading:
@@ -196,7 +198,7 @@ def unpack_before(repository: Repository, stored: Checkpoint, reserved: int = 0)
     return unpacked
 
 
-def test_kept_frames_are_not_read_again(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+def test_frames_unpacked_before_are_not_read_again(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
     repository, stored, memory = checkpoint
     unpacked = unpack_before(repository, stored)
     (pack,) = packs(repository)
@@ -206,7 +208,7 @@ def test_kept_frames_are_not_read_again(checkpoint: tuple[Repository, Checkpoint
     assert memory.read()[: PAGES - 1] == [page(number) for number in range(1, PAGES)]
 
 
-def test_damaged_frames_are_not_kept(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+def test_damaged_frames_are_not_unpacked_before(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
     repository, stored, memory = checkpoint
     (pack,) = packs(repository)
     flip(pack, pack.stat().st_size // 3)
@@ -218,7 +220,7 @@ def test_damaged_frames_are_not_kept(checkpoint: tuple[Repository, Checkpoint, M
         reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])}).fill({NAME: memory.pid}, lambda _more: None)
 
 
-def test_no_frame_is_kept_without_space(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+def test_no_frame_is_unpacked_before_without_space(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
     repository, stored, memory = checkpoint
     unpacked = unpack_before(repository, stored, reserved=1 << 60)
     (pack,) = packs(repository)

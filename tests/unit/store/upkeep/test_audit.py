@@ -53,14 +53,14 @@ def test_damaged_frame_is_damage_of_its_pack(one_checkpoint: tuple[Repository, C
     assert "frame 0" in damage.what
 
 
-def test_damage_that_affects_no_checkpoint_is_reported(tmp_path: Path) -> None:
+def test_damage_of_a_pack_is_reported_before_it_is_known_which_checkpoints_need_it(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ONE_PROCESS)
     (use,) = first.packs
     with flipped(pack_path(repository, use.digest), 100):
         packs = audit(repository, first)
         (damage,) = packs.damages()
-    # Nothing has asked yet whether the checkpoint needs it.
+    # The audit does not ask which checkpoints need the pack.
     assert damage.checkpoints == ()
 
 

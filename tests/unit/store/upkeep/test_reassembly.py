@@ -41,7 +41,7 @@ def made_of(copies: list[Path], digest: str, into: Path) -> bytes:
     return into.read_bytes()
 
 
-def test_each_frame_is_taken_from_an_intact_copy(
+def test_each_frame_of_a_pack_is_taken_from_an_intact_copy(
     copies: list[Path], digest: str, intact: bytes, tmp_path: Path
 ) -> None:
     first, second = copies
@@ -50,7 +50,7 @@ def test_each_frame_is_taken_from_an_intact_copy(
     assert made_of(copies, digest, tmp_path / "new") == intact
 
 
-def test_copy_with_a_damaged_table_gives_its_frames(
+def test_frames_are_taken_from_a_copy_of_a_pack_with_a_damaged_table(
     copies: list[Path], digest: str, intact: bytes, tmp_path: Path
 ) -> None:
     """The table of another copy says where the frames are."""
@@ -60,7 +60,9 @@ def test_copy_with_a_damaged_table_gives_its_frames(
     assert made_of(copies, digest, tmp_path / "new") == intact
 
 
-def test_missing_or_truncated_copy_is_skipped(copies: list[Path], digest: str, intact: bytes, tmp_path: Path) -> None:
+def test_missing_or_truncated_copy_of_a_pack_is_skipped(
+    copies: list[Path], digest: str, intact: bytes, tmp_path: Path
+) -> None:
     first, second = copies
     first.unlink()
     assert made_of(copies, digest, tmp_path / "new") == intact
@@ -79,7 +81,7 @@ def test_frame_damaged_in_every_copy_is_an_error(
     assert not (tmp_path / "new").exists()
 
 
-def test_existing_file_is_left_alone(copies: list[Path], digest: str, tmp_path: Path) -> None:
+def test_reassembled_pack_does_not_replace_an_existing_file(copies: list[Path], digest: str, tmp_path: Path) -> None:
     (tmp_path / "new").write_text("something else")
     with pytest.raises(FileExistsError):
         made_of(copies, digest, tmp_path / "new")

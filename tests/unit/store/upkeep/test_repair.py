@@ -139,7 +139,7 @@ def test_each_frame_comes_from_the_store_where_it_is_intact(
         (lambda path: path.write_bytes(b""), "frame 0: the file is cut short"),
     ],
 )
-def test_damage_in_both_stores_stays(
+def test_damage_that_is_in_both_stores_is_not_repaired(
     stores: tuple[Repository, Repository], spoil: Callable[[Path], None], why: str
 ) -> None:
     repository, copy = stores
@@ -191,7 +191,7 @@ def test_unsuitable_other_store_is_refused(stores: tuple[Repository, Repository]
     here=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
     there=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
 )
-def test_repair_does_not_add_damage(
+def test_repair_from_a_damaged_store_adds_no_damage(
     stores: tuple[Repository, Repository], here: list[float], there: list[float]
 ) -> None:
     repository, copy = stores
@@ -269,7 +269,7 @@ def test_repair_killed_at_any_step_is_harmless(stores: tuple[Repository, Reposit
     assert len(stages) == 5, "four files are mended one after the other"
 
 
-def test_read_only_copy_repairs(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_store_is_repaired_from_a_read_only_copy(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """A backup on a medium that takes no lock."""
     repository, copy = stores
     if os.geteuid() != 0:
@@ -302,7 +302,7 @@ def test_pack_with_an_unreadable_sector_is_repaired(stores: tuple[Repository, Re
     assert repair(repository, source=copy).now.damages == ()
 
 
-def test_read_only_store_is_read(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_damaged_read_only_store_can_be_read(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """The kernel makes a file system read-only after disk errors. Nothing is removed from the store."""
     _, copy = stores
     second = copy.checkpoints()[1]

@@ -42,7 +42,7 @@ def total(made: list[Frame]) -> int:
     return sum(len(frame.stored) for frame in made)
 
 
-def test_each_frame_gets_its_best_level(pool: Executor) -> None:
+def test_each_frame_is_compressed_at_its_best_level(pool: Executor) -> None:
     content = pages("noise, then digits")
     noise, digits = np.split(content, 2)
     found = frames(pool, content, None)
@@ -51,7 +51,7 @@ def test_each_frame_gets_its_best_level(pool: Executor) -> None:
 
 
 @pytest.mark.parametrize("level", [None, -7, -1, 0, 1, 2, 3, 19])
-def test_frames_hold_their_pages_in_order(pool: Executor, level: int | None) -> None:
+def test_compressed_frames_contain_their_pages_in_order(pool: Executor, level: int | None) -> None:
     content = pages("noise, then digits")[-3 * FRAME_PAGES - 5 :]
     made = frames(pool, content, level)
     unpacked = [zstandard.ZstdDecompressor().decompress(frame.stored) for frame in made]
@@ -59,6 +59,6 @@ def test_frames_hold_their_pages_in_order(pool: Executor, level: int | None) -> 
     assert [frame.raw for frame in made] == [FRAME_PAGES * PAGE_SIZE] * 3 + [5 * PAGE_SIZE]
 
 
-def test_level_0_is_the_default_of_zstd(pool: Executor) -> None:
+def test_compression_level_0_is_the_default_of_zstd(pool: Executor) -> None:
     content = pages("digits")[: 2 * FRAME_PAGES]
     assert frames(pool, content, 0) == frames(pool, content, 3)

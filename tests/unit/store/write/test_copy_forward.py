@@ -104,7 +104,7 @@ def test_checkpoint_without_a_copy_budget_copies_nothing(tmp_path: Path) -> None
         assert restore_files(repository, checkpoint, tmp_path) == files_of(program.directory)
 
 
-def test_old_pack_becomes_unused(tmp_path: Path) -> None:
+def test_first_pack_of_a_long_series_becomes_unused(tmp_path: Path) -> None:
     """Unchanged pages are copied forward, so that the first pack can be removed with the checkpoints that need it."""
     repository = open_store(tmp_path)
     kept = list(series(repository, start_program(tmp_path / "images", 500), 40, 0.1))
@@ -113,7 +113,7 @@ def test_old_pack_becomes_unused(tmp_path: Path) -> None:
     assert kept[0].packs[0].digest in collect_garbage(repository).packs
 
 
-def test_large_checkpoint_is_in_several_packs(tmp_path: Path) -> None:
+def test_large_checkpoint_is_stored_in_several_packs(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 3 * pages_in_a_pack(0))
     (checkpoint,) = series(repository, program, 1, 0)
@@ -182,7 +182,7 @@ def _choose(used: Mask, starts: Positions, new: int, inherited: int = 1000, othe
     return choose_pages(used, starts, new, inherited, lambda: np.array(others, np.int64))
 
 
-def test_least_used_packs_and_frames_are_copied_first() -> None:
+def test_pages_of_the_least_used_packs_and_frames_are_copied_forward_first() -> None:
     used, starts = _used((3000, 2900), (1000, 130), (1000, 500))
     chosen = _choose(used, starts, 60)
     # 150 pages: all of the second pack, those of its third frame first; then of the third one's least used frame.
@@ -191,13 +191,13 @@ def test_least_used_packs_and_frames_are_copied_first() -> None:
     assert np.flatnonzero(_choose(used, starts, 1)).tolist() == [3128, 3129]
 
 
-def test_copies_are_limited_by_the_new_pages() -> None:
+def test_number_of_pages_copied_forward_is_limited_by_that_of_new_pages() -> None:
     used, starts = _used((10_000, 5000))
     expected = [int(PER_NEW * 50), int(OF_ALL * 5200), int(PER_NEW_OF_MUCH * 1000)]
     assert [int(_choose(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
 
 
-def test_no_page_is_copied_unnecessarily() -> None:
+def test_no_page_is_copied_forward_if_that_frees_nothing() -> None:
     just_enough = int(2000 * USED_BELOW) - 900
     used, starts = _used((1000, just_enough), (1000, 0), (1000, 900))
     assert not _choose(used, starts, 1000).any()
@@ -224,7 +224,7 @@ def test_few_pages_of_other_jobs_packs_are_copied() -> None:
     assert not _choose(used, starts, 0, inherited=2).any()
 
 
-def test_many_small_packs_become_one() -> None:
+def test_pages_of_many_small_packs_are_copied_into_one() -> None:
     used, starts = _used(*[(10, 10)] * MOST_PACKS, (5000, 5000), (10, 0))
     chosen = _choose(used, starts, 1)
     assert chosen.sum() == (MOST_PACKS + 1) // 2 * 10
@@ -233,7 +233,7 @@ def test_many_small_packs_become_one() -> None:
     assert not _choose(used, starts, 1).any()
 
 
-def test_number_of_packs_is_bounded(tmp_path: Path) -> None:
+def test_number_of_packs_of_a_long_series_is_bounded(tmp_path: Path) -> None:
     """Otherwise a program that writes little would have one more pack to open after each checkpoint."""
     repository, most = open_store(tmp_path), examples(MOST_PACKS)
     with smaller_bounds(copy_forward, MOST_PACKS=most):
@@ -241,7 +241,7 @@ def test_number_of_packs_is_bounded(tmp_path: Path) -> None:
     assert most // 3 < len(last.packs) <= most + 1
 
 
-def test_pages_of_the_test_program_differ() -> None:
+def test_pages_of_the_simulated_program_differ() -> None:
     made = some_pages(np.random.default_rng(0), 1000)
     assert {len(content) for content in made} == {PAGE_SIZE}
     assert len(set(made)) == 1000

@@ -22,7 +22,7 @@ def _array(prints: list[tuple[int, int]]) -> Numbers:
 
 
 @given(BATCHES)
-def test_table_numbers_like_a_dictionary(batches: list[list[tuple[int, int]]]) -> None:
+def test_fingerprint_table_gives_the_same_numbers_as_a_dictionary(batches: list[list[tuple[int, int]]]) -> None:
     table, known = FingerprintTable(200), dict[tuple[int, int], int]()
     for batch in batches:
         assert table.find(_array(batch)).tolist() == [known.get(print_, -1) for print_ in batch]
@@ -62,7 +62,9 @@ def test_oldest_of_equal_fingerprints_is_found(prints: list[tuple[int, int]], mo
 
 
 @given(BATCHES, st.integers(0, 5))
-def test_small_table_grows_and_gives_the_same_numbers(batches: list[list[tuple[int, int]]], expected: int) -> None:
+def test_fingerprint_table_that_grows_gives_the_same_numbers(
+    batches: list[list[tuple[int, int]]], expected: int
+) -> None:
     small, large = FingerprintTable(200, expected), FingerprintTable(200)
     for batch in batches:
         assert [part.tolist() for part in small.number(_array(batch))] == [

@@ -11,7 +11,7 @@ from crckpt.errors import IntegrityError
 from crckpt.store.write.imageset import opened_image, read_image_file
 
 
-def test_whole_image_is_read(tmp_path: Path) -> None:
+def test_image_file_is_read_completely(tmp_path: Path) -> None:
     (tmp_path / "core-1.img").write_bytes(b"content")
     assert read_image_file(tmp_path / "core-1.img") == b"content"
     with opened_image(tmp_path / "core-1.img") as descriptor:
@@ -33,7 +33,7 @@ def test_only_page_maps_and_deleted_files_may_be_large(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_special_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_special_file_among_the_images_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "core-1.img"
     path.symlink_to("/etc/passwd") if kind == "link" else os.mkfifo(path)
     with pytest.raises(IntegrityError, match=r"core-1\.img"):

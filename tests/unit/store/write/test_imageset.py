@@ -27,7 +27,7 @@ from crckpt.store import ingest, verify
 MAP = "pagemap-100.img"
 
 
-def test_pages_of_earlier_sets_are_found(tmp_path: Path) -> None:
+def test_pages_of_earlier_image_sets_are_found(tmp_path: Path) -> None:
     write_set(
         tmp_path / "1", ImageSet({MAP: [area(10, *range(1, 9)), area(100, 20)], "pagemap-shmem-3.img": [area(0, 7)]})
     )
@@ -60,13 +60,13 @@ def test_pages_are_found_in_sets_of_many_batches(tmp_path: Path) -> None:
     assert files["pages-2.img"] == b"".join(map(page, range(1, 50)))
 
 
-def test_set_that_needs_no_parent_pages_is_complete(tmp_path: Path) -> None:
+def test_image_set_that_needs_no_parent_pages_is_complete(tmp_path: Path) -> None:
     images = write_set(tmp_path / "2", ImageSet({MAP: [area(1, 1)]}), "../gone")
     repository = open_store(tmp_path)
     assert restore_files(repository, ingest(repository, images, described()), tmp_path) == files_of(images)
 
 
-def test_first_of_pages_with_one_address_counts_as_in_criu(tmp_path: Path) -> None:
+def test_first_of_several_parent_pages_with_one_address_is_used_as_in_criu(tmp_path: Path) -> None:
     write_set(tmp_path / "1", ImageSet({MAP: [area(10, 1, 2), area(11, 3, 4)]}))
     write_set(tmp_path / "2", ImageSet({MAP: [parent_area(10, 3)]}), "../1")
     repository = open_store(tmp_path)
@@ -171,7 +171,7 @@ def _link(base: Path) -> Path:
         (_link, "core-1.img is a symbolic link"),
     ],
 )
-def test_contradictory_sets_are_refused_and_leave_nothing(
+def test_contradictory_image_sets_are_refused_and_leave_no_file(
     make: Callable[[Path], Path], words: str, tmp_path: Path
 ) -> None:
     repository = open_store(tmp_path)

@@ -271,7 +271,9 @@ def _endless(repository: Repository, base: Path) -> None:
         (_endless, "an entry needs more pages than the set before can have"),
     ],
 )
-def test_missing_page_is_refused(make: Callable[[Repository, Path], None], words: str, tmp_path: Path) -> None:
+def test_incremental_images_with_a_missing_parent_page_are_refused(
+    make: Callable[[Repository, Path], None], words: str, tmp_path: Path
+) -> None:
     repository = open_store(tmp_path)
     with pytest.raises(IntegrityError, match=words):
         make(repository, tmp_path)

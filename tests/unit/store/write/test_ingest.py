@@ -73,7 +73,7 @@ def _peaks(repository: Repository, images: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("real", "sparse"), [(40_000, 0), (8_000, 150_000)])
-def test_memory_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: Path) -> None:
+def test_memory_of_a_commit_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     ingest(repository, _written(tmp_path / "warm-up", 10, 0), described("warm-up"))
     small = _peaks(repository, _written(tmp_path / "small", 8_000, 0))

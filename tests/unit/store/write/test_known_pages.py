@@ -18,7 +18,7 @@ from image_sets import (
 from msgspec.structs import replace
 
 
-def test_named_parent_may_be_of_another_job(tmp_path: Path) -> None:
+def test_named_parent_of_a_checkpoint_may_be_of_another_job(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1, 101))]})
     first = store(repository, tmp_path, images, described("one"))
@@ -28,7 +28,7 @@ def test_named_parent_may_be_of_another_job(tmp_path: Path) -> None:
     assert (with_parent.parent, with_parent.statistics.new_bytes) == (first.id, 0)
 
 
-def test_lost_fingerprints_are_recomputed(tmp_path: Path) -> None:
+def test_lost_fingerprints_of_a_pack_are_recomputed(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1500))]})
     first = store(repository, tmp_path, images)
@@ -39,7 +39,7 @@ def test_lost_fingerprints_are_recomputed(tmp_path: Path) -> None:
     assert cache.read_bytes() == kept
 
 
-def test_wrong_fingerprints_are_detected(tmp_path: Path) -> None:
+def test_wrong_fingerprints_of_a_pack_are_detected(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     one = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 100))]}), described("one"))
     # One page more: an equal page map would be shared, and the pack of the first job used.

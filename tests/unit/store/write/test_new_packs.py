@@ -59,7 +59,7 @@ def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> 
         assert content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] == page.tobytes()
 
 
-def test_no_pages_make_no_pack(tmp_path: Path, pool: Executor) -> None:
+def test_commit_without_new_pages_makes_no_pack(tmp_path: Path, pool: Executor) -> None:
     with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         assert packs.finish() == ()
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +82,7 @@ def test_pack_that_cannot_be_created_is_an_error(tmp_path: Path, pool: Executor)
     assert descriptors() == before
 
 
-def test_failure_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
+def test_failure_to_write_packs_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
     before = descriptors()
     with suppress(KeyError), closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:
         # Enough that frames are compressed and written.
@@ -102,5 +102,5 @@ def test_failure_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
         (1 << 60, MOST_FRAMES * FRAME_PAGES),
     ],
 )
-def test_pack_holds_a_sixteenth_in_whole_frames(size: int, pages: int) -> None:
+def test_pack_of_a_large_checkpoint_holds_a_sixteenth_of_it_in_whole_frames(size: int, pages: int) -> None:
     assert pages_in_a_pack(size) == pages

@@ -94,7 +94,7 @@ def test_image_that_leaves_pages_to_its_parent_is_stored_completely(tmp_path: Pa
 
 
 @needs_two_cores
-def test_parent_is_loaded_before_the_images(tmp_path: Path) -> None:
+def test_pages_of_a_parent_loaded_in_advance_are_found(tmp_path: Path) -> None:
     """Pages of the parent are found as without a preload, but only those of the named parent."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", BATCH_PAGES).directory
@@ -116,7 +116,7 @@ def test_parent_is_loaded_before_the_images(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-def test_images_of_another_user_are_left_alone(tmp_path: Path) -> None:
+def test_images_of_another_user_are_not_read_before_the_commit(tmp_path: Path) -> None:
     """The other user could change the images before they are stored, and make different pages equal for the store."""
     images = start_program(tmp_path / "images", BATCH_PAGES).directory
     for path in images.iterdir():

@@ -40,7 +40,7 @@ def source(tmp_path: Path, content: bytes) -> Source:
     return found
 
 
-def test_batches_are_in_order(source: Source, content: bytes, pool: Executor) -> None:
+def test_batches_of_pages_are_read_ahead_in_order(source: Source, content: bytes, pool: Executor) -> None:
     small = bytes_source("small", source.kind, b"small")
     read: dict[str, bytes] = {"inventory.img": b"", "small": b""}
     names, firsts = [], []
@@ -55,7 +55,7 @@ def test_batches_are_in_order(source: Source, content: bytes, pool: Executor) ->
     assert read["inventory.img"] == (content + bytes(5)) * 2
 
 
-def test_examined_batches_are_reused(tmp_path: Path, pool: Executor) -> None:
+def test_batches_examined_before_are_reused(tmp_path: Path, pool: Executor) -> None:
     images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 10).directory
     sources = find_sources(images, b"")
     known = ExaminedPages(np.array([3]), np.zeros(1, np.uint64))

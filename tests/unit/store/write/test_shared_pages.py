@@ -97,7 +97,7 @@ def test_series_of_many_jobs_stay_shared(tmp_path: Path) -> None:
     assert checkpoint.statistics.copied_bytes == 0
 
 
-def test_first_job_can_be_removed(tmp_path: Path) -> None:
+def test_first_of_two_jobs_with_shared_pages_can_be_removed(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES, 7001), described("one"))
     second = store(repository, tmp_path, of_pages(*PAGES, 7002), described("two"))
@@ -202,7 +202,7 @@ def test_damage_of_a_shared_pack_lists_checkpoints_of_all_jobs(tmp_path: Path) -
     assert verify(repository, [alone.id]).damages == ()
 
 
-def test_known_damage_is_not_reused(tmp_path: Path) -> None:
+def test_pack_known_to_be_damaged_is_not_reused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     flip(pack_path(repository, first.packs[0].digest), 100_000)
@@ -215,7 +215,7 @@ def test_known_damage_is_not_reused(tmp_path: Path) -> None:
     assert checkpoint.statistics.new_bytes < 10 * PAGE_SIZE, "the second job's are intact"
 
 
-def test_missing_pack_is_not_reused(tmp_path: Path) -> None:
+def test_pack_that_is_missing_is_not_reused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     pack_path(repository, first.packs[0].digest).unlink()
@@ -234,14 +234,14 @@ def test_store_of_an_older_crckpt_is_reused_at_once(tmp_path: Path) -> None:
     assert store(repository, tmp_path, of_pages(*PAGES), described("two")).statistics.new_bytes < 10 * PAGE_SIZE
 
 
-def test_everything_is_stored_without_dedup(tmp_path: Path) -> None:
+def test_all_pages_are_stored_without_dedup(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "set", of_pages(*PAGES))
     first, second = (ingest(repository, images, described(job), dedup=False) for job in ("one", "two"))
     assert second.statistics.new_bytes == first.statistics.new_bytes > len(PAGES) * PAGE_SIZE
 
 
-def test_older_checkpoints_of_a_job_are_known(tmp_path: Path) -> None:
+def test_pages_of_older_checkpoints_of_a_job_are_shared(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*PAGES))
     store(repository, tmp_path, of_pages(*range(4001, 4101)))

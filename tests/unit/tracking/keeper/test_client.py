@@ -96,7 +96,7 @@ def test_listing_trackers_returns_what_each_tracker_answers(root: proc.Process) 
     assert requests == [KeeperRequest("describe")]
 
 
-def test_running_dump_is_named(root: proc.Process) -> None:
+def test_second_dump_of_a_tracked_tree_names_the_process_of_the_first(root: proc.Process) -> None:
     busy = Answer(busy=77)
     with listening(root) as listener, answering(listener, busy), session(root) as held, pytest.raises(DumpFailed) as no:
         held.begin()
@@ -115,7 +115,7 @@ def test_refusal_of_a_tracker_is_raised_with_its_message(root: proc.Process) -> 
     assert raised.value.message == "the tree is not frozen"
 
 
-def test_tracker_that_hangs_up_has_ended(root: proc.Process) -> None:
+def test_tracker_that_closes_its_connection_counts_as_ended(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener), session(root) as held:
         with pytest.raises(HostCannot, match=ENDED):
             held.describe()

@@ -18,7 +18,7 @@ BASES = [(CHECKPOINT, "ab" * 32), (ROUND, "/store/tmp/rounds/2")]
 
 
 @pytest.mark.parametrize(("base", "name"), BASES)
-def test_base_is_sent_by_name(base: Base, name: str) -> None:
+def test_base_of_a_dump_is_sent_to_the_tracker_by_name(base: Base, name: str) -> None:
     assert base_name(base) == name
     line = msgspec.json.encode(KeeperRequest("committed", base_name(base)))
     assert line == b'{"do":"committed","name":"%s","directories":[]}' % name.encode()
@@ -26,7 +26,7 @@ def test_base_is_sent_by_name(base: Base, name: str) -> None:
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}, base=name).counts_from == base
 
 
-def test_next_dump_is_full_without_a_base() -> None:
+def test_next_dump_of_a_tracker_without_a_base_is_full() -> None:
     assert base_name(None) == ""
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}).counts_from is None
     with pytest.raises(HostCannot):
@@ -44,5 +44,5 @@ def test_dump_basis_round_trips(base: Base | None) -> None:
     assert answer.began.basis == basis
 
 
-def test_number_of_a_round_is_read_from_its_directory() -> None:
+def test_number_of_a_copied_round_is_read_from_its_directory() -> None:
     assert ROUND.number == 2

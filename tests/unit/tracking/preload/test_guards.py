@@ -170,7 +170,7 @@ def test_new_mapping_reads_as_written_whatever_its_marks(target: StatementRunner
     protection.close()
 
 
-def test_fork_events_would_block_the_process(target: StatementRunner) -> None:
+def test_userfaultfd_with_fork_events_would_block_the_process(target: StatementRunner) -> None:
     assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
     protection = protect_all_maps(target.pid, userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     assert target.process.stdin is not None
@@ -179,14 +179,16 @@ def test_fork_events_would_block_the_process(target: StatementRunner) -> None:
     target.process.stdin.flush()
     wait_for(lambda: state(target.pid) in "DS" and "userfaultfd" in wchan(target.pid), "it to hang")
     protection.close()
-    assert target.process.stdout.readline().startswith("done"), "it goes on when nobody is there to read"
+    assert target.process.stdout.readline().startswith("done"), "the process continues once the userfaultfd is closed"
 
 
 def wchan(pid: int) -> str:
     return Path(f"/proc/{pid}/wchan").read_text()
 
 
-def test_clean_pages_are_registered_and_unwritten(target: StatementRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_that_the_program_protects_itself_counts_as_written(
+    target: StatementRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages that a program protects itself (not asynchronously) read as unwritten and unregistered."""
     place = target.do("result = area(64); write(result, range(64))")
     (taken,) = take_userfaultfds([target.pid])
@@ -195,7 +197,7 @@ def test_clean_pages_are_registered_and_unwritten(target: StatementRunner, monke
     own.register(one)
     _protect(taken.descriptor, place, 8)
     assert pages(target.pid, place) == set(range(64)), "all of it counts as written"
-    # The guard itself is taken out: no argument can be without it.
+    # The guard is switched off by a patch, because no argument does it.
     monkeypatch.setattr(pagemap, "_PAGE_IS_WPALLOWED", 0)
     assert not pages(target.pid, place) >= set(range(8)), "without the guard these would be clean"
     own.close()

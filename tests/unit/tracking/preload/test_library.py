@@ -144,7 +144,9 @@ def test_programs_started_by_criu_do_not_get_the_library(library_answers: tuple[
     assert results["inherited"] == ["PATH"]
 
 
-def test_unknown_requests_are_refused_with_a_message(library_answers: tuple[dict[str, Any], str]) -> None:
+def test_unknown_requests_to_the_library_are_refused_with_a_message(
+    library_answers: tuple[dict[str, Any], str],
+) -> None:
     results, output = library_answers
     for what in ("flags", "size", "chosen by soft-dirty", "asked for written", "reset 1", "reset 44", "reset 5"):
         assert results[what] in ("ENOTSUP", "EOPNOTSUPP"), what
@@ -152,12 +154,14 @@ def test_unknown_requests_are_refused_with_a_message(library_answers: tuple[dict
     assert "PAGEMAP_SCAN with WPALLOWED or WRITTEN" in output
 
 
-def test_other_files_are_not_affected(library_answers: tuple[dict[str, Any], str]) -> None:
+def test_library_does_not_affect_files_that_it_does_not_watch(
+    library_answers: tuple[dict[str, Any], str],
+) -> None:
     results, _ = library_answers
     assert results["another file of that number"]
     assert results["mode"] == 0o640 & ~_umask()
     assert results["at once"] == 64
-    assert results["the next"] in ("ENOTSUP", "EOPNOTSUPP"), "one that could not be looked after is not opened"
+    assert results["the next"] in ("ENOTSUP", "EOPNOTSUPP"), "the library must not open more files than it can watch"
 
 
 def test_library_has_no_dependencies(library: Path) -> None:
@@ -205,7 +209,7 @@ def test_first_reset_of_the_tree_waits_for_the_commit(library: Path, tmp_path: P
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 @pytest.mark.parametrize("how", ["released", "killed", "gone"])
-def test_nothing_is_reset_without_a_commit(library: Path, tmp_path: Path, tracker: str, how: str) -> None:
+def test_library_resets_no_page_without_a_commit(library: Path, tmp_path: Path, tracker: str, how: str) -> None:
     work = fresh(tmp_path / "work")
     if how == "gone":
         process = asking(work, environment(library, tracker, tmp_path / "hold"))
@@ -234,7 +238,7 @@ print(libc.write(number, b"4", 2), ctypes.get_errno())
 """
 
 
-def test_scan_without_progress_is_an_error(tmp_path: Path) -> None:
+def test_scan_of_pages_without_progress_is_an_error(tmp_path: Path) -> None:
     """Some kernels do not get past a huge page of 1 GiB that another userfaultfd has registered."""
     if NO_WRITE_PROTECTION:
         pytest.skip(NO_WRITE_PROTECTION)
@@ -253,7 +257,7 @@ def test_soft_dirty_results_equal_those_without_the_library(library: Path, tmp_p
     assert output == ""
 
 
-def test_pages_are_moved_at_once_and_reported_by_run(library: Path, tmp_path: Path) -> None:
+def test_pages_are_moved_to_criu_at_once_and_reported_in_runs(library: Path, tmp_path: Path) -> None:
     for name in ("alone", "with"):
         (tmp_path / name).mkdir()
     alone, _ = answers(asking(tmp_path / "alone", {}, "splices.py"))

@@ -102,7 +102,7 @@ def test_symlink_does_not_redirect_a_link_of_criu(library: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.rglob("*remap*")) == []
 
 
-def test_other_links_are_created_normally(library: Path, tmp_path: Path) -> None:
+def test_links_other_than_those_for_removed_names_are_created_normally(library: Path, tmp_path: Path) -> None:
     """Other links of CRIU follow the kernel's rules."""
     (tmp_path / "roots").mkdir()
     (tmp_path / "file").touch()
@@ -159,7 +159,7 @@ print(json.dumps([
 """
 
 
-def test_two_runs_of_criu_use_different_names(library: Path) -> None:
+def test_two_runs_of_criu_use_different_names_for_removed_files(library: Path) -> None:
     """No name exceeds the limit."""
     for preloaded in (library, RESTORE_LIBRARY):
         words = [sys.executable, "-S", "-c", FORMATTING_PROGRAM]

@@ -92,12 +92,12 @@ def run(how: str) -> tuple[object, str]:
     return json.loads(ended.stdout), ended.stderr
 
 
-def test_code_of_criu_in_a_process_gets_one_end_of_a_socket_pair() -> None:
+def test_code_of_criu_in_a_process_is_connected_by_a_socket_pair() -> None:
     """The process gets one descriptor, and CRIU learns of no stop. The next process is connected in the same way."""
     assert run("runs") == (["1 more", False, False] * 2, "")
 
 
-def test_process_without_free_descriptors_is_not_connected() -> None:
+def test_process_without_free_descriptors_is_not_connected_to_criu() -> None:
     results, text = run("full")
     assert results == ["ECONNABORTED"] * 2
     assert text == "EMFILE" * 2

@@ -57,7 +57,7 @@ os.kill(pid, 9)
 REACHABLE_BYTES: Final = 24 << 32
 
 
-def test_criu_gets_only_what_the_process_has(tmp_path: Path) -> None:
+def test_criu_gets_only_memory_and_files_that_the_process_has(tmp_path: Path) -> None:
     """As root CRIU could open each file of the process to write. What is above the memory it could write over."""
     file = tmp_path / "file"
     file.write_text("content")

@@ -74,7 +74,9 @@ def read(place: int | Path, **environment: str | Path) -> Read:
     return Read(out)
 
 
-def test_kernel_is_queried_once(library: Path, target: StatementRunner, table: Path) -> None:
+def test_flags_of_memory_maps_are_queried_once_and_then_cached(
+    library: Path, target: StatementRunner, table: Path
+) -> None:
     right = read(target.pid).lines
     assert sum(line[0] == "VmFlags:" for line in right) == len(right) // 2 > 20
     for is_first in (True, False):
@@ -83,7 +85,7 @@ def test_kernel_is_queried_once(library: Path, target: StatementRunner, table: P
         assert made.is_the_kernels == is_first
 
 
-def test_cached_flags_equal_the_kernels_for_more_maps_than_one_read_returns(
+def test_cached_flags_of_many_memory_maps_equal_those_of_the_kernel(
     library: Path, target: StatementRunner, table: Path
 ) -> None:
     for count in (1500, 3000):
@@ -96,7 +98,9 @@ def test_cached_flags_equal_the_kernels_for_more_maps_than_one_read_returns(
         assert not made.is_the_kernels
 
 
-def test_flags_that_were_never_cached_are_queried(library: Path, target: StatementRunner, table: Path) -> None:
+def test_flags_of_memory_maps_changed_by_madvise_are_queried(
+    library: Path, target: StatementRunner, table: Path
+) -> None:
     """The whole map is advised: its line in /proc/PID/maps does not change."""
     read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
     listed = Path(f"/proc/{target.pid}/maps").read_text()
@@ -109,7 +113,7 @@ def test_flags_that_were_never_cached_are_queried(library: Path, target: Stateme
         assert any("dc" in line[1:] for line in made.lines if line[0] == "VmFlags:") == (advice == DONTFORK)
 
 
-def test_unusable_cache_is_ignored(library: Path, target: StatementRunner, tmp_path: Path) -> None:
+def test_unusable_cache_of_map_flags_is_ignored(library: Path, target: StatementRunner, tmp_path: Path) -> None:
     torn, missing = tmp_path / "torn", tmp_path / "nowhere/table"
     torn.write_bytes(bytes(ENTRY + 5))
     for table in (torn, missing, tmp_path, ""):
@@ -120,7 +124,9 @@ def test_unusable_cache_is_ignored(library: Path, target: StatementRunner, tmp_p
     assert torn.read_bytes() == bytes(ENTRY + 5)
 
 
-def test_concurrent_readers_add_each_entry_once(library: Path, target: StatementRunner, table: Path) -> None:
+def test_concurrent_readers_add_each_entry_to_the_cache_once(
+    library: Path, target: StatementRunner, table: Path
+) -> None:
     for _ in range(2):
         readers = [reading(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table) for _ in range(6)]
         right = read(target.pid).lines
@@ -133,7 +139,9 @@ def test_concurrent_readers_add_each_entry_once(library: Path, target: Statement
     assert not read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).is_the_kernels
 
 
-def test_each_process_gets_its_own_flags(library: Path, target: StatementRunner, table: Path) -> None:
+def test_each_process_gets_its_own_map_flags_from_the_cache(
+    library: Path, target: StatementRunner, table: Path
+) -> None:
     with target_of() as other:
         for one in (target, other, target, other):
             made = read(one.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
@@ -141,7 +149,7 @@ def test_each_process_gets_its_own_flags(library: Path, target: StatementRunner,
     assert not made.is_the_kernels
 
 
-def test_file_with_the_name_of_the_cache_is_left_alone(
+def test_file_that_has_the_name_of_the_cache_is_left_alone(
     library: Path, target: StatementRunner, table: Path, tmp_path: Path
 ) -> None:
     """The file may also be one that could never be opened."""

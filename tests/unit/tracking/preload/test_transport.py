@@ -123,16 +123,16 @@ def run(code: str) -> object:
     return json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout)
 
 
-def test_messages_of_others_never_arrive() -> None:
+def test_messages_of_other_programs_never_arrive_at_criu() -> None:
     """Messages of others, even of root, fill no queue and bring no descriptor. CRIU's own arrive completely."""
     assert run(SENDING_PROGRAM) == ["sent", "sent", ["ours", 2, 0], ["more of ours", 1, 0], "nothing more", 3]
 
 
-def test_name_of_one_socket_does_not_tell_the_others() -> None:
+def test_name_of_one_socket_of_criu_does_not_reveal_the_others() -> None:
     """Another process cannot take a name before CRIU does."""
     assert run(PROGRAM_WITH_SQUATTED_NAMES) == ["text", "answer"]
 
 
-def test_store_of_descriptors_accepts_only_its_own_messages() -> None:
+def test_descriptor_store_of_criu_accepts_only_its_own_messages() -> None:
     """Others cannot send before the store is connected to itself, nor after that (EPERM: the sender prints nothing)."""
     assert run(STORING_PROGRAM) == ["sent", "", ["x", 1], "to a program"]

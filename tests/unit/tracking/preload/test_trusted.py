@@ -118,7 +118,7 @@ def test_nothing_is_opened_through_proc_pid(place: Path) -> None:
     assert _tried(("opened", Path(f"{own}/root/{place}/file"))) == [errno.ELOOP]
 
 
-def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
+def test_restored_sockets_are_created_with_the_rights_of_the_directorys_owner(place: Path) -> None:
     """CRIU has the rights of the directory's owner meanwhile."""
     for name in ("theirs", "roots", "closed"):
         (place / name).mkdir()
@@ -145,7 +145,7 @@ def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
     assert (two.st_uid, two.st_mode & 0o7777) == (NOBODY, 0o640)
 
 
-def test_only_the_socket_that_was_bound_gets_an_owner(place: Path) -> None:
+def test_only_the_socket_that_criu_bound_gets_an_owner(place: Path) -> None:
     """A socket of root's, in a directory that the user has exchanged since, stays root's."""
     own, roots = place / "s", place / "s-roots"
     for directory in (own, roots):
@@ -245,7 +245,7 @@ print(*sorted(reached))
 """
 
 
-def test_connected_socket_is_the_one_found(place: Path) -> None:
+def test_socket_that_criu_connects_to_is_the_one_that_it_found(place: Path) -> None:
     """The directory is replaced by a link in a loop: a listener of root would take the client for root."""
     (place / "roots").mkdir()
     (place / "theirs/real").mkdir(parents=True)

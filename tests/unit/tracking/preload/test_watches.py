@@ -59,7 +59,7 @@ print(json.dumps([[add(path) for path in (mine, roots)] for add in (watch, mark,
 """
 
 
-def test_watches_and_leases_are_only_what_their_user_may_have(tmp_path: Path) -> None:
+def test_restored_watches_and_leases_are_only_those_that_their_user_may_have(tmp_path: Path) -> None:
     """A private file of root's at the same path is not watched. The signals of a lease are the user's."""
     table, mine, roots = (tmp_path / name for name in ("holders", "mine", "roots"))
     for path in (table, mine, roots):
