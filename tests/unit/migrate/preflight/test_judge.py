@@ -82,6 +82,7 @@ def test_lock_on_a_network_file_system_is_a_blocker(
     locked = replace(move_questions, locks=locks)
     assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-everywhere"]
     assert _keys(_judge(locked, shared_by="nfs4", local_locks=frozenset({kind}))) == []
+    assert _keys(_judge(locked, is_same=True)) == ["lock-everywhere"]
     assert "lock-everywhere" not in _keys(_judge(locked))
 
 
