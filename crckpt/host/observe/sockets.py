@@ -83,6 +83,14 @@ def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken",
 
     Only a restore detects other reasons.
     """
+    refusal = _try_to_bind(address, port, use, shares=use == "datagram")
+    # CRIU shares the port, with another server, too. The closed connections of one that shared it do not matter.
+    if use == "listen" and refusal == "taken" and find_port_release(port) is not None:
+        return _try_to_bind(address, port, use, shares=True)
+    return refusal
+
+
+def _try_to_bind(address: str, port: int, use: Binding, *, shares: bool) -> Literal["taken", "missing"] | None:
     # A connection shares its port with the listener: it only needs the address.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_DGRAM if use == "datagram" else socket.SOCK_STREAM
@@ -90,8 +98,7 @@ def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken",
         with socket.socket(family, kind) as trial:
             # As CRIU does it (criu/sk-inet.c:897-907, 1045): an IPv6 address may come later.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if use == "datagram":
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
             if family == socket.AF_INET6:
                 trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 trial.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)

@@ -120,6 +120,22 @@ def test_datagram_port_in_use_is_refused(address: str) -> None:
     assert sockets.find_bind_refusal(address, port, "datagram") is None
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_port_of_closed_connections_is_free_if_they_shared_it(shares: bool) -> None:
+    """CRIU's socket shares its port (SO_REUSEPORT), but must not share it with a server."""
+    with socket.socket() as listener, socket.socket() as client:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        client.connect(("127.0.0.1", port))
+        listener.accept()[0].close()
+        assert client.recv(1) == b""
+        assert sockets.find_bind_refusal("127.0.0.1", port, "listen") == "taken"
+    wait_for(lambda: sockets.find_port_release(port) is not None, "the connection to be closed")
+    assert sockets.find_bind_refusal("127.0.0.1", port, "listen") == (None if shares else "taken")
+
+
 def test_port_is_free_although_a_connection_is_in_time_wait(loopback: socket.socket) -> None:
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)):
