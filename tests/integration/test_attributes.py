@@ -37,7 +37,7 @@ ATTRIBUTES_OF_ONE_PROGRAM: Final = (
 NAMES: Final = tuple(name for names in ATTRIBUTES_OF_ONE_PROGRAM for name in names.split())
 
 
-class Asked(NamedTuple):
+class AttributeReports(NamedTuple):
     """What a program said of itself before its dump and after its restore, thread by thread; and what crckpt said."""
 
     before: Mapping[str, Any]
@@ -46,11 +46,13 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
-def restored_attributes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Asked]:
+def restored_attributes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, AttributeReports]:
     """Programs that set every attribute, dumped, ended and restored."""
     if not TWO_CPUS:
         pytest.skip("a program with two affinities needs two CPUs")
-    found: dict[str, Asked] = {}
+    found: dict[str, AttributeReports] = {}
     for names in ATTRIBUTES_OF_ONE_PROGRAM:
         crckpt = Crckpt(tmp_path_factory.mktemp("attributes") / "store")
         with orphans_adopted(), started(program("attributes", *names.split())) as tree:
@@ -63,7 +65,7 @@ def restored_attributes(request: pytest.FixtureRequest, tmp_path_factory: pytest
             with restored_by(crckpt, str(request.param)) as warnings:
                 tree.wait_growth(counters)
                 after = _of(tree)
-            found |= dict.fromkeys(names.split(), Asked(before, after, warnings))
+            found |= dict.fromkeys(names.split(), AttributeReports(before, after, warnings))
     return found
 
 
@@ -73,7 +75,9 @@ def _of(tree: Tree) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_attribute_of_a_process_and_its_threads_is_restored(restored_attributes: dict[str, Asked], name: str) -> None:
+def test_attribute_of_a_process_and_its_threads_is_restored(
+    restored_attributes: dict[str, AttributeReports], name: str
+) -> None:
     """The first and the second thread keep their own values."""
     values = restored_attributes[name]
     assert values.after["process"][name] == values.before["process"][name]

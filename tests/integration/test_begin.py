@@ -37,13 +37,13 @@ def counter() -> Iterator[Tree]:
 
 
 @pytest.fixture
-def connected() -> Iterator[Tree]:
+def connected_tree() -> Iterator[Tree]:
     """A tree with a connection."""
     yield from _case("tcp-pair")
 
 
 @pytest.fixture
-def locking() -> Iterator[Tree]:
+def tree_with_a_lock() -> Iterator[Tree]:
     """A tree that needs an option that is not known at the start."""
     yield from _case("locks")
 
@@ -70,26 +70,28 @@ def test_killed_crckpt_ends_the_waiting_criu(crckpt: Crckpt, counter: Tree, word
     assert checkpoints(crckpt) == ()
 
 
-def test_tree_is_not_frozen_if_its_dump_is_refused(crckpt: Crckpt, connected: Tree) -> None:
+def test_tree_is_not_frozen_if_its_dump_is_refused(crckpt: Crckpt, connected_tree: Tree) -> None:
     """The tree has a connection, and no option says whether to keep or close it."""
-    dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
-    assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
+    dump = crckpt.start("dump", str(connected_tree.pid), "job", "--stop")
+    assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected_tree, dump)
     out, error = dump.communicate()
     assert (dump.returncode, out) == (PreflightRefused.exit_code, "")
     assert "--tcp" in error
     assert not list(crckpt.store.glob("tmp/*"))
-    assert_runs_on(connected, frozenset())
+    assert_runs_on(connected_tree, frozenset())
 
 
-def test_criu_is_started_again_if_the_tree_needs_an_option_that_it_lacks(crckpt: Crckpt, locking: Tree) -> None:
+def test_criu_is_started_again_if_the_tree_needs_an_option_that_it_lacks(
+    crckpt: Crckpt, tree_with_a_lock: Tree
+) -> None:
     """A second CRIU starts with the option; the first leaves nothing, and the tree is frozen once."""
-    output = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
+    output = crckpt.run("dump", str(tree_with_a_lock.pid), "job", "--verbose").out
     assert "--file-locks" in output
-    crckpt.run("dump", str(locking.pid), "job", "--stop")
-    locking.wait_gone()
+    crckpt.run("dump", str(tree_with_a_lock.pid), "job", "--stop")
+    tree_with_a_lock.wait_gone()
     assert not list(crckpt.store.glob("tmp/*"))
     crckpt.run("restore", "job", "--detach")
-    locking.case.probe(locking.workdir)
+    tree_with_a_lock.case.probe(tree_with_a_lock.workdir)
 
 
 def test_unexpected_end_of_criu_before_the_freeze_is_explained(crckpt: Crckpt, counter: Tree) -> None:

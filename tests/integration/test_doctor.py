@@ -51,7 +51,7 @@ READ_ONLY_SETTINGS = (
 
 
 @pytest.fixture
-def opened(crckpt: Crckpt) -> Crckpt:
+def crckpt_with_an_open_store(crckpt: Crckpt) -> Crckpt:
     """The command, with a store that lets others in: what doctor can mend safely."""
     Repository.open(crckpt.store, create=True)
     crckpt.store.chmod(0o755)
@@ -62,8 +62,8 @@ def facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {fact["key"]: fact for fact in document["result"]["facts"]}
 
 
-def test_json_output_has_the_documented_keys(opened: Crckpt) -> None:
-    document = opened.run("doctor", "--json").document
+def test_json_output_has_the_documented_keys(crckpt_with_an_open_store: Crckpt) -> None:
+    document = crckpt_with_an_open_store.run("doctor", "--json").document
     assert len(document["result"]["facts"]) == len(KEYS)
     assert facts(document).keys() == KEYS
     assert all(fact.keys() == FACT for fact in document["result"]["facts"])
@@ -79,18 +79,18 @@ def test_missing_store_is_not_reported_as_a_problem(crckpt: Crckpt) -> None:
     assert not crckpt.store.exists()
 
 
-def test_all_checks_are_printed_with_consequence_and_fix(opened: Crckpt) -> None:
-    checks = facts(opened.run("doctor", "--json").document)
-    shown = opened.run("doctor", "--all")
+def test_all_checks_are_printed_with_consequence_and_fix(crckpt_with_an_open_store: Crckpt) -> None:
+    checks = facts(crckpt_with_an_open_store.run("doctor", "--json").document)
+    shown = crckpt_with_an_open_store.run("doctor", "--all")
     words = " ".join(shown.out.split())
     assert all(f" {key} " in words for key in KEYS - TRACKER_CHECKS)
     assert all(" ".join(checks["store"][part].split()) in words for part in ("consequence", "fix"))
     assert shown.out.startswith("this host can checkpoint and restore programs\n")
 
 
-def test_doctor_prints_the_verdict_first_and_then_only_the_problems(opened: Crckpt) -> None:
-    checks = facts(opened.run("doctor", "--json").document)
-    verdict, *lines = opened.run("doctor").out.splitlines()
+def test_doctor_prints_the_verdict_first_and_then_only_the_problems(crckpt_with_an_open_store: Crckpt) -> None:
+    checks = facts(crckpt_with_an_open_store.run("doctor", "--json").document)
+    verdict, *lines = crckpt_with_an_open_store.run("doctor").out.splitlines()
     assert verdict == "this host can checkpoint and restore programs"
     rows = [line.split()[:2] for line in lines if line.startswith(("ok", "limited", "missing", "unused"))]
     assert [checks["store"]["state"], "store"] in rows
@@ -100,15 +100,15 @@ def test_doctor_prints_the_verdict_first_and_then_only_the_problems(opened: Crck
     assert lines[-1] == f"the other {known - len(rows)} of {known} checks are fine: crckpt doctor --all shows them"
 
 
-def test_broken_criu_option_is_reported(opened: Crckpt) -> None:
-    _, criu, *_ = opened.run("doctor", "--criu", "/bin/false").out.splitlines()
+def test_broken_criu_option_is_reported(crckpt_with_an_open_store: Crckpt) -> None:
+    _, criu, *_ = crckpt_with_an_open_store.run("doctor", "--criu", "/bin/false").out.splitlines()
     assert criu.startswith("CRIU ")
     assert "; /bin/false (--criu): it is not CRIU: its --version says 'false (GNU coreutils)" in criu
 
 
-def test_doctor_offers_no_fix_for_features_that_are_not_used(opened: Crckpt) -> None:
-    checks = facts(opened.run("doctor", "--json").document)
-    shown = " ".join(opened.run("doctor", "--all").out.split())
+def test_doctor_offers_no_fix_for_features_that_are_not_used(crckpt_with_an_open_store: Crckpt) -> None:
+    checks = facts(crckpt_with_an_open_store.run("doctor", "--json").document)
+    shown = " ".join(crckpt_with_an_open_store.run("doctor", "--all").out.split())
     for key in UNUSED_FEATURES | TRACKER_CHECKS:
         if checks[key]["state"] != "ok" and checks[key]["fix"]:
             assert f"fix: {' '.join(checks[key]['fix'].split())}" not in shown
@@ -144,27 +144,27 @@ def test_all_checks_are_reported_without_root(crckpt: Crckpt, tmp_path: Path) ->
     assert "checkpoint_restore" in document["rootless"]["fix"]
 
 
-def test_fix_changes_nothing_if_nobody_answers_its_question(opened: Crckpt) -> None:
-    result = opened.run("doctor", "--fix")
-    assert f"would run: chmod 700 {opened.store}\n" in result.err
+def test_fix_changes_nothing_if_nobody_answers_its_question(crckpt_with_an_open_store: Crckpt) -> None:
+    result = crckpt_with_an_open_store.run("doctor", "--fix")
+    assert f"would run: chmod 700 {crckpt_with_an_open_store.store}\n" in result.err
     assert "--yes" in result.err
-    assert stat.S_IMODE(opened.store.stat().st_mode) == 0o755
+    assert stat.S_IMODE(crckpt_with_an_open_store.store.stat().st_mode) == 0o755
 
 
-def test_fix_with_yes_makes_the_store_private_again(opened: Crckpt) -> None:
-    if (run := opened.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
+def test_fix_with_yes_makes_the_store_private_again(crckpt_with_an_open_store: Crckpt) -> None:
+    if (run := crckpt_with_an_open_store.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
         pytest.skip("this host has more to fix")
-    assert run.err == f"done: chmod 700 {opened.store}\n"
+    assert run.err == f"done: chmod 700 {crckpt_with_an_open_store.store}\n"
     assert [fix["done"] for fix in run.document["result"]["fixes"]] == [True]
     assert facts(run.document)["store"]["state"] == "ok"
-    assert stat.S_IMODE(opened.store.stat().st_mode) == 0o700
-    again = opened.run("doctor", "--fix", "--yes")
+    assert stat.S_IMODE(crckpt_with_an_open_store.store.stat().st_mode) == 0o700
+    again = crckpt_with_an_open_store.run("doctor", "--fix", "--yes")
     assert again.err == "nothing can be fixed safely\n"
 
 
 @pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"\x04", 0o755), (b"y\n", 0o700)])
 def test_fix_is_done_only_if_the_question_at_the_terminal_is_answered_with_yes(
-    opened: Crckpt, answer: bytes, mode: int
+    crckpt_with_an_open_store: Crckpt, answer: bytes, mode: int
 ) -> None:
     ours, theirs = pty.openpty()
     try:
@@ -174,7 +174,7 @@ def test_fix_is_done_only_if_the_question_at_the_terminal_is_answered_with_yes(
             stdin=theirs,
             capture_output=True,
             text=True,
-            env=opened.environment,
+            env=crckpt_with_an_open_store.environment,
             check=False,
         )
     finally:
@@ -182,13 +182,15 @@ def test_fix_is_done_only_if_the_question_at_the_terminal_is_answered_with_yes(
         os.close(theirs)
     assert result.returncode == 0, result.stderr
     assert "run this? [y/N]" in result.stderr
-    assert stat.S_IMODE(opened.store.stat().st_mode) == mode
+    assert stat.S_IMODE(crckpt_with_an_open_store.store.stat().st_mode) == mode
 
 
-def test_fix_that_fails_is_reported(opened: Crckpt, tmp_path: Path) -> None:
+def test_fix_that_fails_is_reported(crckpt_with_an_open_store: Crckpt, tmp_path: Path) -> None:
     fails = tmp_path / "fails"
     fails.write_text("#!/bin/sh\necho 'chmod: it does not work' >&2; exit 1\n")
     fails.chmod(0o755)
     words = (*WITHOUT_CHMOD, str(fails), str(PROGRAM), "doctor", "--fix", "--yes")
-    error = subprocess.run(words, capture_output=True, text=True, env=opened.environment, check=True).stderr
-    assert f"failed: chmod 700 {opened.store} (chmod: " in error
+    error = subprocess.run(
+        words, capture_output=True, text=True, env=crckpt_with_an_open_store.environment, check=True
+    ).stderr
+    assert f"failed: chmod 700 {crckpt_with_an_open_store.store} (chmod: " in error

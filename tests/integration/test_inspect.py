@@ -22,7 +22,7 @@ TEXT = f"known-{PAGE:07d}-text"
 
 
 @dataclass(frozen=True)
-class Looked:
+class TwoCheckpoints:
     """Two checkpoints of a tree, `job~1` and `job`, and the tree's report at each."""
 
     crckpt: Crckpt
@@ -37,7 +37,7 @@ class Looked:
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> TwoCheckpoints:
     """The tree has ended by the time its checkpoints are looked at."""
     crckpt = Crckpt(tmp_path_factory.mktemp("inspect") / "store")
     with started(CHANGING) as tree:
@@ -47,20 +47,20 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
         wait_for(lambda: "child" in tree.facts()[""], 60, "the program to change")
         after = tree.facts()[""]
         crckpt.run("dump", str(tree.pid), "job")
-        return Looked(crckpt, tree.pid, tree.workdir, before, after)
+        return TwoCheckpoints(crckpt, tree.pid, tree.workdir, before, after)
 
 
-def test_ps_section_lists_processes_threads_and_states(looked: Looked) -> None:
+def test_ps_section_lists_processes_threads_and_states(two_checkpoints: TwoCheckpoints) -> None:
     """The section has the tree, its threads and their states."""
-    (process,) = looked.show("--ps")["ps"]
-    assert (process["pid"], process["state"], process["uid"]) == (looked.pid, "alive", 0)
-    assert process["cwd"] == str(looked.workdir)
-    assert [thread["tid"] for thread in process["threads"]] == [looked.pid, looked.before["left"]]
-    root, child = looked.show("--ps", ref="job")["ps"]
-    assert (child["pid"], child["ppid"]) == (looked.after["child"], root["pid"])
-    output = looked.crckpt.run("show", "job", "--ps").out
+    (process,) = two_checkpoints.show("--ps")["ps"]
+    assert (process["pid"], process["state"], process["uid"]) == (two_checkpoints.pid, "alive", 0)
+    assert process["cwd"] == str(two_checkpoints.workdir)
+    assert [thread["tid"] for thread in process["threads"]] == [two_checkpoints.pid, two_checkpoints.before["left"]]
+    root, child = two_checkpoints.show("--ps", ref="job")["ps"]
+    assert (child["pid"], child["ppid"]) == (two_checkpoints.after["child"], root["pid"])
+    output = two_checkpoints.crckpt.run("show", "job", "--ps").out
     assert f"\n  {child['pid']} {child['comm']}, alive" in output
-    assert f"\n  thread {looked.after['came']} " in output
+    assert f"\n  thread {two_checkpoints.after['came']} " in output
 
 
 def test_ps_section_names_the_system_calls_of_threads(crckpt: Crckpt) -> None:
@@ -78,66 +78,73 @@ def test_ps_section_names_the_system_calls_of_threads(crckpt: Crckpt) -> None:
     assert f"\n  thread {found['threads'][1]['tid']} {found['comm']}, in clock_nanosleep\n" in output
 
 
-def test_files_section_lists_open_files(looked: Looked) -> None:
+def test_files_section_lists_open_files(two_checkpoints: TwoCheckpoints) -> None:
     """The section has path, access, offset and size, and whether the file is deleted."""
-    files = {file["fd"]: file for file in looked.show("--files")["files"]}
-    fds = looked.before["fds"]
+    files = {file["fd"]: file for file in two_checkpoints.show("--files")["files"]}
+    fds = two_checkpoints.before["fds"]
     data, log, gone = (files[fds[name]] for name in ("data", "log", "gone"))
-    assert {file["pid"] for file in files.values()} == {looked.pid}
+    assert {file["pid"] for file in files.values()} == {two_checkpoints.pid}
     assert (data["path"], data["access"], data["offset"], data["size"]) == (
-        str(looked.workdir / "data"),
+        str(two_checkpoints.workdir / "data"),
         "r",
         4321,
         10_000,
     )
     assert (log["access"], log["flags"], log["deleted"]) == ("w", ["append"], False)
     assert (gone["path"], gone["access"], gone["offset"], gone["size"]) == (
-        str(looked.workdir / "gone"),
+        str(two_checkpoints.workdir / "gone"),
         "rw",
         777,
         777,
     )
     assert [file["fd"] for file in files.values() if file["deleted"]] == [fds["gone"]]
-    (line,) = (line for line in looked.crckpt.run("show", "job~1", "--files").out.splitlines() if "/data" in line)
-    assert line.split()[:6] == [str(looked.pid), str(fds["data"]), "r", "4321", "10000", "file"]
+    (line,) = (
+        line for line in two_checkpoints.crckpt.run("show", "job~1", "--files").out.splitlines() if "/data" in line
+    )
+    assert line.split()[:6] == [str(two_checkpoints.pid), str(fds["data"]), "r", "4321", "10000", "file"]
 
 
-def test_sockets_section_lists_sockets(looked: Looked) -> None:
+def test_sockets_section_lists_sockets(two_checkpoints: TwoCheckpoints) -> None:
     """The section lists family, type, state, addresses and holders."""
-    unix, tcp = sorted(looked.show("--sockets")["sockets"], key=lambda found: found["family"], reverse=True)
-    fds = looked.before["fds"]
+    unix, tcp = sorted(two_checkpoints.show("--sockets")["sockets"], key=lambda found: found["family"], reverse=True)
+    fds = two_checkpoints.before["fds"]
     assert unix == {
         "family": "unix",
         "type": "stream",
         "protocol": "",
         "state": "listen",
-        "local": str(looked.workdir / "listen.sock"),
+        "local": str(two_checkpoints.workdir / "listen.sock"),
         "remote": "",
         "deleted": False,
-        "holders": [{"pid": looked.pid, "fd": fds["unix"]}],
+        "holders": [{"pid": two_checkpoints.pid, "fd": fds["unix"]}],
     }
     assert (tcp["family"], tcp["protocol"], tcp["state"]) == ("inet", "tcp", "listen")
-    assert tcp["local"] == f"127.0.0.1:{looked.before['port']}"
-    assert tcp["holders"] == [{"pid": looked.pid, "fd": fds["tcp"]}]
-    shared = [found["holders"] for found in looked.show("--sockets", ref="job")["sockets"]]
-    assert all([holder["pid"] for holder in holders] == [looked.pid, looked.after["child"]] for holders in shared)
+    assert tcp["local"] == f"127.0.0.1:{two_checkpoints.before['port']}"
+    assert tcp["holders"] == [{"pid": two_checkpoints.pid, "fd": fds["tcp"]}]
+    shared = [found["holders"] for found in two_checkpoints.show("--sockets", ref="job")["sockets"]]
+    assert all(
+        [holder["pid"] for holder in holders] == [two_checkpoints.pid, two_checkpoints.after["child"]]
+        for holders in shared
+    )
 
 
-def test_maps_section_lists_mappings(looked: Looked) -> None:
+def test_maps_section_lists_mappings(two_checkpoints: TwoCheckpoints) -> None:
     """The section lists addresses, permissions, written and resident pages. The last are unknown for file mappings."""
-    maps = {found["start"]: found for found in looked.show("--maps")["maps"]}
-    pages, shared = (maps[looked.before[name]] for name in ("pages", "shared"))
-    assert (pages["path"], pages["permissions"]) == (str(looked.workdir / "pages"), "rw-p")
+    maps = {found["start"]: found for found in two_checkpoints.show("--maps")["maps"]}
+    pages, shared = (maps[two_checkpoints.before[name]] for name in ("pages", "shared"))
+    assert (pages["path"], pages["permissions"]) == (str(two_checkpoints.workdir / "pages"), "rw-p")
     assert (pages["bytes"], pages["resident_bytes"], pages["dirty_bytes"]) == (256 * PAGE, None, 64 * PAGE)
     assert (shared["permissions"], shared["bytes"]) == ("rw-s", 64 * PAGE)
     assert (shared["resident_bytes"], shared["dirty_bytes"]) == (6 * PAGE, 6 * PAGE)
     assert any(found["kind"] == "stack" and found["dirty_bytes"] for found in maps.values())
     (line,) = (
-        line for line in looked.crckpt.run("show", "job~1", "--maps").out.splitlines() if line.endswith("/pages")
+        line
+        for line in two_checkpoints.crckpt.run("show", "job~1", "--maps").out.splitlines()
+        if line.endswith("/pages")
     )
-    start = looked.before["pages"]
+    start = two_checkpoints.before["pages"]
     addresses = f"{start:x}-{start + 256 * PAGE:x}"
-    assert line.split()[1:] == [addresses, "rw-p", "1.0", "MiB", "256.0", "KiB", str(looked.workdir / "pages")]
+    assert line.split()[1:] == [addresses, "rw-p", "1.0", "MiB", "256.0", "KiB", str(two_checkpoints.workdir / "pages")]
 
 
 def test_maps_section_agrees_with_the_kernel(tmp_path: Path) -> None:
@@ -178,50 +185,58 @@ def _live_maps(pid: int) -> dict[int, dict[str, int]]:
     return maps
 
 
-def test_environment_is_shown_only_on_request(looked: Looked) -> None:
+def test_environment_is_shown_only_on_request(two_checkpoints: TwoCheckpoints) -> None:
     """The environment is never shown without the option."""
-    (process,) = looked.show("--env")["env"]
-    assert process["pid"] == looked.pid
+    (process,) = two_checkpoints.show("--env")["env"]
+    assert process["pid"] == two_checkpoints.pid
     assert VARIABLE in process["variables"]
-    assert f"HOME={looked.workdir}" in process["variables"]
-    assert f"\n  {VARIABLE}\n" in looked.crckpt.run("show", "job", "--env").out
-    rest = looked.crckpt.run("show", "job", "--ps", "--files", "--sockets", "--maps").out
-    assert "swordfish" not in rest + looked.crckpt.run("show", "job").out
+    assert f"HOME={two_checkpoints.workdir}" in process["variables"]
+    assert f"\n  {VARIABLE}\n" in two_checkpoints.crckpt.run("show", "job", "--env").out
+    rest = two_checkpoints.crckpt.run("show", "job", "--ps", "--files", "--sockets", "--maps").out
+    assert "swordfish" not in rest + two_checkpoints.crckpt.run("show", "job").out
 
 
-def test_strings_finds_text_across_pages(looked: Looked) -> None:
+def test_strings_finds_text_across_pages(two_checkpoints: TwoCheckpoints) -> None:
     """A text across the border of two pages is found at its address in each process."""
-    found = looked.show("--strings", r"known-\d+-te.t")["strings"]
-    (there,) = (match for match in found if match["address"] == looked.before["text"])
-    assert (there["pid"], there["text"]) == (looked.pid, TEXT)
+    found = two_checkpoints.show("--strings", r"known-\d+-te.t")["strings"]
+    (there,) = (match for match in found if match["address"] == two_checkpoints.before["text"])
+    assert (there["pid"], there["text"]) == (two_checkpoints.pid, TEXT)
     assert there["start"] <= there["address"] < there["end"]
-    windows = looked.show("--strings", r"^known-\d+-window$")["strings"]
-    assert [match["address"] for match in windows if match["map"] == "memfd:window"] == [looked.before["window"]]
-    both = looked.show("--strings", f"^{TEXT}$", ref="job")["strings"]
-    pids = [match["pid"] for match in both if match["address"] == looked.after["text"]]
-    assert pids == [looked.pid, looked.after["child"]]
-    assert f"  {looked.before['text']:x}  {TEXT}\n" in looked.crckpt.run("show", "job~1", "--strings", TEXT).out
-    assert looked.show("--strings", "not-in-(any-)map{7}")["strings"] == []
-    assert "regular expression" in looked.crckpt.run("show", "job", "--strings", "(", status=2).err
+    windows = two_checkpoints.show("--strings", r"^known-\d+-window$")["strings"]
+    assert [match["address"] for match in windows if match["map"] == "memfd:window"] == [
+        two_checkpoints.before["window"]
+    ]
+    both = two_checkpoints.show("--strings", f"^{TEXT}$", ref="job")["strings"]
+    pids = [match["pid"] for match in both if match["address"] == two_checkpoints.after["text"]]
+    assert pids == [two_checkpoints.pid, two_checkpoints.after["child"]]
+    assert (
+        f"  {two_checkpoints.before['text']:x}  {TEXT}\n"
+        in two_checkpoints.crckpt.run("show", "job~1", "--strings", TEXT).out
+    )
+    assert two_checkpoints.show("--strings", "not-in-(any-)map{7}")["strings"] == []
+    assert "regular expression" in two_checkpoints.crckpt.run("show", "job", "--strings", "(", status=2).err
 
 
-def test_show_with_several_section_options_prints_all_of_them(looked: Looked) -> None:
+def test_show_with_several_section_options_prints_all_of_them(two_checkpoints: TwoCheckpoints) -> None:
     """The JSON document has only the requested sections."""
-    usual = set(looked.show("--ps")) - {"ps"}
-    together = looked.show("--ps", "--files", "--sockets", "--maps", "--env", "--strings", TEXT)
+    usual = set(two_checkpoints.show("--ps")) - {"ps"}
+    together = two_checkpoints.show("--ps", "--files", "--sockets", "--maps", "--env", "--strings", TEXT)
     assert set(together) == usual | {"ps", "files", "sockets", "maps", "env", "strings"}
 
 
-def test_diff_lists_added_and_removed_processes_threads_and_descriptors(looked: Looked) -> None:
+def test_diff_lists_added_and_removed_processes_threads_and_descriptors(two_checkpoints: TwoCheckpoints) -> None:
     """Added and removed objects are listed by name."""
-    result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    result = two_checkpoints.crckpt.run("diff", "job~1", "job", "--json").document["result"]
     assert set(result) == {"first", "second", "come", "gone", "changed", "pages"}
-    assert [process["pid"] for process in result["come"]] == [looked.after["child"]]
+    assert [process["pid"] for process in result["come"]] == [two_checkpoints.after["child"]]
     assert result["come"][0]["pages"] > 100
     assert result["gone"] == []
     (change,) = result["changed"]
-    assert (change["threads_come"], change["threads_gone"]) == ([looked.after["came"]], [looked.before["left"]])
-    fds, now = looked.before["fds"], looked.after["fds"]
+    assert (change["threads_come"], change["threads_gone"]) == (
+        [two_checkpoints.after["came"]],
+        [two_checkpoints.before["left"]],
+    )
+    fds, now = two_checkpoints.before["fds"], two_checkpoints.after["fds"]
     opened, closed = change["opened"], change["closed"]
     # Python keeps a descriptor of a file that it maps.
     assert {Path(file["path"]).name: file["fd"] for file in opened["files"]}["opened"] == now["opened"]
@@ -229,40 +244,41 @@ def test_diff_lists_added_and_removed_processes_threads_and_descriptors(looked: 
     assert {Path(file["path"]).name: file["fd"] for file in closed["files"]}["log"] == fds["log"]
     assert {Path(file["path"]).name for file in closed["files"]} == {"log", "going"}
     assert [(socket["protocol"], socket["holders"]) for socket in opened["sockets"]] == [
-        ("udp", [{"pid": looked.pid, "fd": now["udp"]}])
+        ("udp", [{"pid": two_checkpoints.pid, "fd": now["udp"]}])
     ]
-    assert [socket["local"] for socket in closed["sockets"]] == [str(looked.workdir / "listen.sock")]
+    assert [socket["local"] for socket in closed["sockets"]] == [str(two_checkpoints.workdir / "listen.sock")]
 
 
-def test_diff_counts_changed_new_and_removed_pages_of_each_map(looked: Looked) -> None:
+def test_diff_counts_changed_new_and_removed_pages_of_each_map(two_checkpoints: TwoCheckpoints) -> None:
     """A page that was written with the same bytes does not count as changed."""
-    result = looked.crckpt.run("diff", "job~1", "job", "--json").document["result"]
+    result = two_checkpoints.crckpt.run("diff", "job~1", "job", "--json").document["result"]
     (change,) = result["changed"]
     maps = {found["start"]: (found["state"], *found["pages"].values()) for found in change["maps"]}
-    assert maps[looked.before["pages"]] == ("", 7, 11, 0)
-    assert maps[looked.before["shared"]] == ("", 2, 0, 0)
+    assert maps[two_checkpoints.before["pages"]] == ("", 7, 11, 0)
+    assert maps[two_checkpoints.before["shared"]] == ("", 2, 0, 0)
     by_name = {found["map"]: (found["state"], *found["pages"].values()) for found in change["maps"]}
-    assert by_name[str(looked.workdir / "going")] == ("gone", 0, 0, 5)
-    assert by_name[str(looked.workdir / "coming")] == ("new", 0, 3, 0)
+    assert by_name[str(two_checkpoints.workdir / "going")] == ("gone", 0, 0, 5)
+    assert by_name[str(two_checkpoints.workdir / "coming")] == ("new", 0, 3, 0)
     assert result["pages"] == {
         name: sum(found["pages"][name] for found in change["maps"]) for name in ("changed", "new", "gone")
     }
-    output = looked.crckpt.run("diff", "job~1", "job").out
-    assert f"+ process {looked.after['child']} " in output
+    output = two_checkpoints.crckpt.run("diff", "job~1", "job").out
+    assert f"+ process {two_checkpoints.after['child']} " in output
     (line,) = (line for line in output.splitlines() if "new map" in line and line.endswith("/coming"))
-    assert line.split()[1:] == ["rw-p", "3", "new", "map", f"{looked.workdir}/coming"]
+    assert line.split()[1:] == ["rw-p", "3", "new", "map", f"{two_checkpoints.workdir}/coming"]
     assert "\nmemory: " in output
 
 
-def test_diff_reversed_swaps_added_and_removed(looked: Looked) -> None:
+def test_diff_reversed_swaps_added_and_removed(two_checkpoints: TwoCheckpoints) -> None:
     """Added becomes removed, and a checkpoint does not differ from itself."""
     there, back = (
-        looked.crckpt.run("diff", *refs, "--json").document["result"] for refs in (("job~1", "job"), ("job", "job~1"))
+        two_checkpoints.crckpt.run("diff", *refs, "--json").document["result"]
+        for refs in (("job~1", "job"), ("job", "job~1"))
     )
     assert (there["come"], there["gone"]) == (back["gone"], back["come"])
     assert (there["pages"]["new"], there["pages"]["gone"]) == (back["pages"]["gone"], back["pages"]["new"])
     assert there["pages"]["changed"] == back["pages"]["changed"]
-    assert looked.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
+    assert two_checkpoints.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
 
 
 def test_diff_lists_another_program_under_the_same_pid_as_removed_and_added(tmp_path: Path) -> None:
@@ -304,10 +320,10 @@ def test_diff_compares_processes_restored_in_between(tmp_path: Path) -> None:
     assert tree.pid in [change["pid"] for change in result["changed"]]
 
 
-def test_damaged_checkpoint_is_refused(looked: Looked, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_refused(two_checkpoints: TwoCheckpoints, tmp_path: Path) -> None:
     """Nothing is printed about a damaged checkpoint."""
     store = tmp_path / "store"
-    shutil.copytree(looked.crckpt.store, store)
+    shutil.copytree(two_checkpoints.crckpt.store, store)
     for pack in store.glob("packs/*/*.pack"):
         content = bytearray(pack.read_bytes())
         for at in range(100, len(content) // 2, 4096):

@@ -60,7 +60,7 @@ def run(prefix: Path, candidates: str, *more: str, env: dict[str, str] | None = 
 
 
 @dataclass(frozen=True)
-class Installed:
+class Installation:
     """A prefix that two runs, started at once, filled."""
 
     prefix: Path
@@ -68,12 +68,12 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """Let two runs at once fill an empty prefix with sid's CRIU."""
     folder = tmp_path_factory.mktemp("installed")
     runs = [start(folder / "criu", "prefix,sid") for _ in range(2)]
     first, second = (finish(process) for process in runs)
-    yield Installed(folder / "criu", (first, second))
+    yield Installation(folder / "criu", (first, second))
     shutil.rmtree(folder)
 
 
@@ -86,35 +86,35 @@ def criu_that(folder: Path, body: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def test_second_of_two_concurrent_installations_waits_and_uses_the_first(installed: Installed) -> None:
+def test_second_of_two_concurrent_installations_waits_and_uses_the_first(installation: Installation) -> None:
     """The first run downloads the packages. The second waits and uses the result."""
-    path = f"{installed.prefix}/criu"
-    assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
-    outcomes = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
+    path = f"{installation.prefix}/criu"
+    assert [(outcome.status, outcome.stdout) for outcome in installation.outcomes] == [(0, f"{path}\n")] * 2
+    outcomes = sorted(installation.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
     assert "prefix (installed by crckpt): not found in" in outcomes[0].stderr
     assert "sid (Debian's package): works: CRIU" in outcomes[0].stderr
     assert "prefix (installed by crckpt): works: CRIU" in outcomes[1].stderr
     assert "sid" not in outcomes[1].stderr
 
 
-def test_installed_criu_and_nft_use_only_the_libraries_in_their_prefix(installed: Installed) -> None:
+def test_installed_criu_and_nft_use_only_the_libraries_in_their_prefix(installation: Installation) -> None:
     """The programs use no library of this machine, and nft can talk to the kernel."""
-    loader = next((installed.prefix / "root").glob("usr/lib/*-linux-gnu/ld-linux*.so.*"))
+    loader = next((installation.prefix / "root").glob("usr/lib/*-linux-gnu/ld-linux*.so.*"))
     for name in ("criu", "nft"):
-        program = installed.prefix / "root/usr/sbin" / name
+        program = installation.prefix / "root/usr/sbin" / name
         argv = [str(loader), "--library-path", str(loader.parent), "--list", str(program)]
         listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
         lines = [line for line in listed.splitlines() if "linux-vdso" not in line]
         assert len(lines) > 5
-        assert [line for line in lines if str(installed.prefix) not in line] == []
-    nft = subprocess.run([installed.prefix / "nft", "list", "tables"], capture_output=True, text=True, check=False)
+        assert [line for line in lines if str(installation.prefix) not in line] == []
+    nft = subprocess.run([installation.prefix / "nft", "list", "tables"], capture_output=True, text=True, check=False)
     assert (nft.returncode, nft.stderr) == (0, "")
 
 
-def test_criu_works_after_its_prefix_was_moved(installed: Installed, tmp_path: Path) -> None:
+def test_criu_works_after_its_prefix_was_moved(installation: Installation, tmp_path: Path) -> None:
     """A moved prefix passes the trial in its new place, and its crit reads images."""
     moved = tmp_path / "elsewhere/criu"
-    shutil.copytree(installed.prefix, moved, symlinks=True)
+    shutil.copytree(installation.prefix, moved, symlinks=True)
     outcome = run(moved, "prefix")
     assert (outcome.status, outcome.stdout) == (0, f"{moved}/criu\n"), outcome.stderr
     argv = [str(moved / "crit"), "decode", "--in", str(IMAGES / "inventory.img")]
@@ -122,34 +122,36 @@ def test_criu_works_after_its_prefix_was_moved(installed: Installed, tmp_path: P
     assert json.loads(output)["magic"] == "INVENTORY"
 
 
-def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) -> None:
+def test_preloaded_library_reaches_criu_and_not_the_shell(installation: Installation) -> None:
     """The loader gets CRCKPT_CRIU_PRELOAD. It complains about a missing library, and criu still runs."""
     env = os.environ | {"CRCKPT_CRIU_PRELOAD": "/nonexistent/tracker.so"}
-    argv = [str(installed.prefix / "criu"), "--version"]
+    argv = [str(installation.prefix / "criu"), "--version"]
     result = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     assert result.stdout.startswith("Version: ")
     assert result.stderr.count("/nonexistent/tracker.so") == 1
 
 
-def test_install_criu_chooses_a_working_criu_on_path_and_installs_nothing(installed: Installed, tmp_path: Path) -> None:
+def test_install_criu_chooses_a_working_criu_on_path_and_installs_nothing(
+    installation: Installation, tmp_path: Path
+) -> None:
     """CRIU on PATH comes first, and nothing is installed in the prefix."""
-    env = criu_that(tmp_path / "bin", f'exec {installed.prefix}/criu "$@"')
+    env = criu_that(tmp_path / "bin", f'exec {installation.prefix}/criu "$@"')
     outcome = run(tmp_path / "prefix", "path,prefix,sid", env=env)
     assert (outcome.status, outcome.stdout) == (0, f"{tmp_path}/bin/criu\n"), outcome.stderr
     assert "path (criu on PATH): works: CRIU" in outcome.stderr
     assert not (tmp_path / "prefix").exists()
 
 
-def test_criu_that_passes_check_and_cannot_restore_is_rejected(installed: Installed, tmp_path: Path) -> None:
+def test_criu_that_passes_check_and_cannot_restore_is_rejected(installation: Installation, tmp_path: Path) -> None:
     """The reason is given, the next candidate is tried, and neither process nor file of the trial stays."""
     trace, temporary = tmp_path / "trace", tmp_path / "tmp"
     temporary.mkdir()
     body = f"""echo "$@" >> {trace}
 [ "$1" = restore ] && {{ echo 'Error (cr-restore.c:1): no restore today' >&2; exit 1; }}
-exec {installed.prefix}/criu "$@" """
+exec {installation.prefix}/criu "$@" """
     env = criu_that(tmp_path / "bin", body) | {"TMPDIR": str(temporary)}
-    outcome = run(installed.prefix, "path,prefix", env=env)
-    assert (outcome.status, outcome.stdout) == (0, f"{installed.prefix}/criu\n"), outcome.stderr
+    outcome = run(installation.prefix, "path,prefix", env=env)
+    assert (outcome.status, outcome.stdout) == (0, f"{installation.prefix}/criu\n"), outcome.stderr
     first, second = outcome.stderr.splitlines()
     assert first.startswith("path (criu on PATH): CRIU 4")
     assert first.endswith("restore: no restore today")
@@ -157,13 +159,13 @@ exec {installed.prefix}/criu "$@" """
     assert_no_trace(trace, temporary)
 
 
-def test_criu_that_fails_to_dump_leaves_no_process(installed: Installed, tmp_path: Path) -> None:
+def test_criu_that_fails_to_dump_leaves_no_process(installation: Installation, tmp_path: Path) -> None:
     """The process of the trial is ended. Without another candidate the status is 20, with a hint."""
     trace, temporary = tmp_path / "trace", tmp_path / "tmp"
     temporary.mkdir()
     body = f"""echo "$@" >> {trace}
 [ "$1" = dump ] && exit 3
-exec {installed.prefix}/criu "$@" """
+exec {installation.prefix}/criu "$@" """
     env = criu_that(tmp_path / "bin", body) | {"TMPDIR": str(temporary)}
     outcome = run(tmp_path / "prefix", "path", env=env)
     assert (outcome.status, outcome.stdout) == (20, "")
@@ -179,10 +181,10 @@ def assert_no_trace(trace: Path, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_killed_installation_leaves_the_old_criu_working(installed: Installed) -> None:
+def test_killed_installation_leaves_the_old_criu_working(installation: Installation) -> None:
     """After SIGKILL while packages are unpacked, the next run removes what the killed one left."""
-    folder = installed.prefix.parent
-    process = start(installed.prefix, "sid")
+    folder = installation.prefix.parent
+    process = start(installation.prefix, "sid")
     try:
         wait_for(lambda: any(folder.glob(".criu.tmp-*/new/root/usr")), 60, "packages to be unpacked")
         assert process.poll() is None
@@ -190,7 +192,7 @@ def test_killed_installation_leaves_the_old_criu_working(installed: Installed) -
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
     assert list(folder.glob(".criu.tmp-*")) != []
-    assert run(installed.prefix, "prefix").status == 0
+    assert run(installation.prefix, "prefix").status == 0
     assert sorted(path.name for path in folder.iterdir()) == [".criu.lock", "criu"]
 
 
@@ -300,18 +302,18 @@ def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
     assert "no such candidate: woody; there are path, prefix, sid, testing, stable, build" in outcome.stderr
 
 
-def test_command_install_criu_does_the_same_as_the_script(installed: Installed, tmp_path: Path) -> None:
+def test_command_install_criu_does_the_same_as_the_script(installation: Installation, tmp_path: Path) -> None:
     """`crckpt install-criu` names the CRIU, those that it rejected and why; with --json as a document."""
-    argv = [str(PROGRAM), "install-criu", "--prefix", str(installed.prefix), "--try", "path,prefix"]
+    argv = [str(PROGRAM), "install-criu", "--prefix", str(installation.prefix), "--try", "path,prefix"]
     env = criu_that(tmp_path / "bin", "exit 1")
     completed = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=True)
-    assert completed.stdout.endswith(f" works: {installed.prefix}/criu\n")
+    assert completed.stdout.endswith(f" works: {installation.prefix}/criu\n")
     first, second = completed.stderr.splitlines()
     assert first.startswith(f"path (criu on PATH): {tmp_path}/bin/criu")
     assert second.startswith("prefix (installed by crckpt): works: CRIU")
     completed = subprocess.run([*argv, "--json"], env=os.environ | env, capture_output=True, text=True, check=True)
     result = json.loads(completed.stdout)["result"]
-    assert (result["path"], result["candidate"]) == (f"{installed.prefix}/criu", "prefix")
+    assert (result["path"], result["candidate"]) == (f"{installation.prefix}/criu", "prefix")
     assert [rejected["candidate"] for rejected in result["rejected"]] == ["path"]
 
 

@@ -57,7 +57,7 @@ def watched(top: Path) -> Iterator[set[str]]:
 
 
 @pytest.fixture
-def permissive(tmp_path: Path) -> Crckpt:
+def crckpt_without_umask(tmp_path: Path) -> Crckpt:
     """The command with umask 000, and a store two directories below an existing one."""
     place = tmp_path / "made"
     place.mkdir(mode=0o700)
@@ -65,26 +65,26 @@ def permissive(tmp_path: Path) -> Crckpt:
 
 
 def test_files_that_crckpt_creates_cannot_be_read_by_others_whatever_the_umask(
-    permissive: Crckpt, target: Target
+    crckpt_without_umask: Crckpt, target: Target
 ) -> None:
-    top = permissive.store.parents[1]
+    top = crckpt_without_umask.store.parents[1]
     made = {name: str(top / name) for name in ("core", "report.tar.gz", "exports/one")}
     for note in BYTECODE_DIRECTORY.glob("*.loaded"):
         note.unlink()
     with watched(top) as seen:
-        permissive.run("doctor")
-        permissive.run("doctor", str(target.pid))
-        permissive.run("dump", str(target.pid), "one")
-        permissive.run("dump", str(target.pid), "one", "--incremental")
-        assert keeper(permissive, target)
-        permissive.run("list", PYTHONDONTWRITEBYTECODE="")
-        permissive.run("show", "one")
-        permissive.run("core", "one", "--output", made["core"])
-        permissive.run("export", "one", made["exports/one"])
-        permissive.run("report", "one", "--output", made["report.tar.gz"])
-        permissive.run("rehearse", "one")
+        crckpt_without_umask.run("doctor")
+        crckpt_without_umask.run("doctor", str(target.pid))
+        crckpt_without_umask.run("dump", str(target.pid), "one")
+        crckpt_without_umask.run("dump", str(target.pid), "one", "--incremental")
+        assert keeper(crckpt_without_umask, target)
+        crckpt_without_umask.run("list", PYTHONDONTWRITEBYTECODE="")
+        crckpt_without_umask.run("show", "one")
+        crckpt_without_umask.run("core", "one", "--output", made["core"])
+        crckpt_without_umask.run("export", "one", made["exports/one"])
+        crckpt_without_umask.run("report", "one", "--output", made["report.tar.gz"])
+        crckpt_without_umask.run("rehearse", "one")
         target.end()
-        permissive.run("restore", "one", "--detach")
+        crckpt_without_umask.run("restore", "one", "--detach")
     assert seen == set()
     assert all(Path(path).exists() for path in made.values())
     assert set(open_to_others(RUNTIME_DIRECTORY)) == set()

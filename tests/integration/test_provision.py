@@ -49,7 +49,7 @@ readlink -f /usr/local/bin/crckpt > /.results/command
 
 
 @dataclass(frozen=True)
-class Provisioned:
+class Provisioning:
     """What two runs of provision.sh on one machine said, and the machine after them."""
 
     outputs: tuple[str, str]
@@ -68,7 +68,7 @@ def footprint() -> tuple[int | None, ...]:
 
 
 @pytest.fixture(scope="module")
-def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
+def provisioning(tmp_path_factory: pytest.TempPathFactory) -> Provisioning:
     """Run provision.sh twice in the overlay."""
     folder = tmp_path_factory.mktemp("provision")
     results = folder / "results"
@@ -78,7 +78,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
     inside = ["bash", "-c", ENTER_OVERLAY, "overlay", str(folder), PROVISION_TWICE, str(PROJECT)]
     subprocess.run(["unshare", "--mount", "--propagation=private", *inside], check=True, timeout=280)
     first, second = (json.loads((results / f"{run}.json").read_text()) for run in ("first", "second"))
-    return Provisioned(
+    return Provisioning(
         outputs=((results / "first").read_text(), (results / "second").read_text()),
         statuses=(first["status"], second["status"]),
         milliseconds=(first["milliseconds"], second["milliseconds"]),
@@ -97,27 +97,27 @@ def test_vagrantfile_is_valid_ruby() -> None:
     assert (result.stdout, result.stderr) == ("Syntax OK\n", "")
 
 
-def test_first_provisioning_installs_a_working_crckpt(provisioned: Provisioned) -> None:
+def test_first_provisioning_installs_a_working_crckpt(provisioning: Provisioning) -> None:
     """The command is linked, it runs from anywhere, and it finds the CRIU that was installed."""
-    assert provisioned.statuses[0] == 0, provisioned.outputs[0]
-    assert provisioned.command == "/usr/local/lib/crckpt/versions/1/bin/crckpt"
-    assert provisioned.version.startswith("crckpt "), provisioned.version
-    assert "CRIU" in provisioned.version
-    assert "packages: installing nftables" in provisioned.outputs[0]
-    assert "dumps and restores a process" in provisioned.outputs[0]
+    assert provisioning.statuses[0] == 0, provisioning.outputs[0]
+    assert provisioning.command == "/usr/local/lib/crckpt/versions/1/bin/crckpt"
+    assert provisioning.version.startswith("crckpt "), provisioning.version
+    assert "CRIU" in provisioning.version
+    assert "packages: installing nftables" in provisioning.outputs[0]
+    assert "dumps and restores a process" in provisioning.outputs[0]
 
 
-def test_second_provisioning_installs_nothing(provisioned: Provisioned) -> None:
+def test_second_provisioning_installs_nothing(provisioning: Provisioning) -> None:
     """Everything is already installed, and the second run takes less time."""
-    assert provisioned.statuses[1] == 0, provisioned.outputs[1]
-    assert "packages: all installed" in provisioned.outputs[1]
-    assert "): works: CRIU" in provisioned.outputs[1]
-    assert "crckpt: already installed from this source" in provisioned.outputs[1]
-    assert provisioned.milliseconds[1] < provisioned.milliseconds[0]
+    assert provisioning.statuses[1] == 0, provisioning.outputs[1]
+    assert "packages: all installed" in provisioning.outputs[1]
+    assert "): works: CRIU" in provisioning.outputs[1]
+    assert "crckpt: already installed from this source" in provisioning.outputs[1]
+    assert provisioning.milliseconds[1] < provisioning.milliseconds[0]
 
 
-def test_host_is_unchanged_after_provisioning(provisioned: Provisioned) -> None:
+def test_host_is_unchanged_after_provisioning(provisioning: Provisioning) -> None:
     """The overlay is removed, and none of its files is on the host."""
-    assert footprint() == provisioned.here_before
-    assert str(provisioned.folder) not in Path("/proc/mounts").read_text()
-    assert list((provisioned.folder / "room").iterdir()) == []
+    assert footprint() == provisioning.here_before
+    assert str(provisioning.folder) not in Path("/proc/mounts").read_text()
+    assert list((provisioning.folder / "room").iterdir()) == []

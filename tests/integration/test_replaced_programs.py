@@ -95,14 +95,14 @@ def once(family: Family, tmp_path: Path, before: str) -> Path:
 
 
 @pytest.fixture
-def replacing(family: Family, tmp_path: Path) -> Path:
+def criu_that_replaces_the_child(family: Family, tmp_path: Path) -> Path:
     """A CRIU that lets the child be replaced."""
     replaced = f"kill -USR1 {family.child}; until grep -qx sleep /proc/{family.child}/comm; do :; done"
     return once(family, tmp_path, replaced)
 
 
 @pytest.fixture
-def missing(family: Family, tmp_path: Path) -> Path:
+def criu_that_finds_no_page(family: Family, tmp_path: Path) -> Path:
     """A CRIU that finds no page of the child in its base: only the head of the page map is left."""
     words = (
         "for word; do case $last in --images-dir) at=$word ;; --prev-images-dir) base=$word ;; esac; last=$word; done"
@@ -119,9 +119,9 @@ EACH_DUMP_MODE = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["runni
 
 @EACH_DUMP_MODE
 def test_child_that_execs_during_a_dump_is_restored_as_its_new_program(
-    crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path, words: tuple[str, ...]
+    crckpt: Crckpt, family: Family, criu_that_replaces_the_child: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    criu = ("--criu", str(replacing))
+    criu = ("--criu", str(criu_that_replaces_the_child))
     first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("dump")
     second = family.dumped(crckpt, *criu, *words)
@@ -133,9 +133,9 @@ def test_child_that_execs_during_a_dump_is_restored_as_its_new_program(
 
 
 def test_child_that_execs_during_a_round_is_restored_as_its_new_program(
-    crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path
+    crckpt: Crckpt, family: Family, criu_that_replaces_the_child: Path, tmp_path: Path
 ) -> None:
-    criu = ("--criu", str(replacing))
+    criu = ("--criu", str(criu_that_replaces_the_child))
     first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("pre-dump")
     result = family.dumped(crckpt, *criu, "--pre-copy")
@@ -147,9 +147,9 @@ def test_child_that_execs_during_a_round_is_restored_as_its_new_program(
 
 @EACH_DUMP_MODE
 def test_dump_that_does_not_fit_its_base_is_repeated(
-    crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path, words: tuple[str, ...]
+    crckpt: Crckpt, family: Family, criu_that_finds_no_page: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    criu = ("--criu", str(missing))
+    criu = ("--criu", str(criu_that_finds_no_page))
     family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("dump")
     second = family.dumped(crckpt, *criu, *words)
@@ -163,9 +163,9 @@ def test_dump_that_does_not_fit_its_base_is_repeated(
 
 
 def test_round_that_does_not_fit_its_base_is_repeated(
-    crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path
+    crckpt: Crckpt, family: Family, criu_that_finds_no_page: Path, tmp_path: Path
 ) -> None:
-    criu = ("--criu", str(missing))
+    criu = ("--criu", str(criu_that_finds_no_page))
     family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("pre-dump")
     result = family.dumped(crckpt, *criu, "--pre-copy")
@@ -175,13 +175,13 @@ def test_round_that_does_not_fit_its_base_is_repeated(
 
 
 def test_dump_with_a_freeze_limit_that_does_not_fit_its_base_fails(
-    crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path
+    crckpt: Crckpt, family: Family, criu_that_finds_no_page: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "when").write_text("dump")
-    words = ("--criu", str(missing), "--pre-copy", "--max-freeze", "60s", "--abort-over")
+    words = ("--criu", str(criu_that_finds_no_page), "--pre-copy", "--max-freeze", "60s", "--abort-over")
     result = crckpt.run("dump", str(family.pid), "job", "--incremental", "--json", *words, status=21)
     message = result.document["error"]["message"]
     assert message.startswith("the dump failed: the parent of this incremental checkpoint is missing"), message
     assert message.endswith("; no checkpoint was made; the tree runs on"), message
-    family.dumped(crckpt, "--criu", str(missing))
+    family.dumped(crckpt, "--criu", str(criu_that_finds_no_page))
     family.is_restored(crckpt, "python")

@@ -34,7 +34,7 @@ FILES_OF_EVERY_REPORT = ["report.json", "versions.json", "host.json", "configura
 
 
 @dataclass(frozen=True)
-class Secretive:
+class CheckpointWithSecrets:
     """A checkpoint `job` of a tree that has secrets, and its working directory."""
 
     crckpt: Crckpt
@@ -43,13 +43,13 @@ class Secretive:
 
 
 @pytest.fixture(scope="module")
-def secretive(tmp_path_factory: pytest.TempPathFactory) -> Secretive:
+def checkpoint_with_secrets(tmp_path_factory: pytest.TempPathFactory) -> CheckpointWithSecrets:
     """Made on a host of a name that is found again."""
     crckpt = Crckpt(tmp_path_factory.mktemp("report") / "store")
     with started(PROGRAM_WITH_SECRETS) as tree:
         words = ("dump", str(tree.pid), "job", "--note", IN_NOTE)
         _on_host(crckpt, *words)
-        made = Secretive(crckpt, tree.pid, tree.workdir)
+        made = CheckpointWithSecrets(crckpt, tree.pid, tree.workdir)
     images = tmp_path_factory.mktemp("images")
     crckpt.run("export", "job", str(images))
     everything = b"".join(path.read_bytes() for path in images.iterdir())
@@ -58,18 +58,18 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Secretive:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Archives go to the current directory."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
 
-def test_report_contains_no_secrets(secretive: Secretive) -> None:
+def test_report_contains_no_secrets(checkpoint_with_secrets: CheckpointWithSecrets) -> None:
     """Secrets of the process and of the host are missing.
 
     With --with-secrets they are there: the test can find them.
     """
-    result = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
+    result = json.loads(_on_host(checkpoint_with_secrets.crckpt, "report", "job", "--json"))["result"]
     assert result.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
     assert (result["failed"], result["with_secrets"]) == ([], False)
     assert result["bytes"] == Path(result["archive"]).stat().st_size
@@ -90,33 +90,35 @@ def test_report_contains_no_secrets(secretive: Secretive) -> None:
     ]
 
 
-def test_report_contains_versions_checks_and_manifest(secretive: Secretive) -> None:
+def test_report_contains_versions_checks_and_manifest(checkpoint_with_secrets: CheckpointWithSecrets) -> None:
     """Versions, facts, the store's sizes, the manifest, and the files of the tree."""
-    secretive.crckpt.run("report", "job", "--output", "it.tar.gz")
+    checkpoint_with_secrets.crckpt.run("report", "job", "--output", "it.tar.gz")
     document = {name: json.loads(content) for name, content in _members(Path("it.tar.gz")).items()}
-    assert document["versions.json"]["crckpt"] == secretive.crckpt.run("--version").out.splitlines()
-    assert document["configuration.json"]["store"] == str(secretive.crckpt.store)
+    assert document["versions.json"]["crckpt"] == checkpoint_with_secrets.crckpt.run("--version").out.splitlines()
+    assert document["configuration.json"]["store"] == str(checkpoint_with_secrets.crckpt.store)
     host = document["host.json"]
     assert 0 < host["memory_available"] < host["memory_total"]
-    assert [disk["directory"] for disk in host["disks"]] == [str(secretive.crckpt.store)]
-    keys = [fact["key"] for fact in secretive.crckpt.run("doctor", "--json").document["result"]["facts"]]
+    assert [disk["directory"] for disk in host["disks"]] == [str(checkpoint_with_secrets.crckpt.store)]
+    keys = [fact["key"] for fact in checkpoint_with_secrets.crckpt.run("doctor", "--json").document["result"]["facts"]]
     assert [fact["key"] for fact in document["doctor.json"]["facts"]] == keys
-    (listed,) = secretive.crckpt.run("list", "--json").document["result"]["checkpoints"]
+    (listed,) = checkpoint_with_secrets.crckpt.run("list", "--json").document["result"]["checkpoints"]
     store = document["store.json"]
     assert (store["checkpoints"], store["jobs"], store["damaged"], store["pending"]) == (1, 1, [], [])
     assert store["raw_bytes"] == listed["statistics"]["raw_bytes"]
     assert document["checkpoint/manifest.json"]["id"] == listed["id"]
-    assert document["checkpoint/processes.json"][0]["pid"] == secretive.pid
+    assert document["checkpoint/processes.json"][0]["pid"] == checkpoint_with_secrets.pid
     paths = [file["path"] for file in document["checkpoint/files.json"]]
-    assert paths.count(str(secretive.workdir / "half-read.bin")) == 2
+    assert paths.count(str(checkpoint_with_secrets.workdir / "half-read.bin")) == 2
     assert document["report.json"] == {"with_secrets": False, "failed": []}
 
 
-def test_report_with_secrets_contains_command_lines_notes_and_host_names(secretive: Secretive) -> None:
+def test_report_with_secrets_contains_command_lines_notes_and_host_names(
+    checkpoint_with_secrets: CheckpointWithSecrets,
+) -> None:
     """Memory and environment are never in a report."""
-    _on_host(secretive.crckpt, "report", "job", "--with-secrets", "--output", "it.tar.gz")
+    _on_host(checkpoint_with_secrets.crckpt, "report", "job", "--with-secrets", "--output", "it.tar.gz")
     members = _members(Path("it.tar.gz"))
-    assert IN_COMMAND_LINE in json.loads(members["checkpoint/command-lines.json"])[str(secretive.pid)]
+    assert IN_COMMAND_LINE in json.loads(members["checkpoint/command-lines.json"])[str(checkpoint_with_secrets.pid)]
     manifest = json.loads(members["checkpoint/manifest.json"])
     assert (manifest["note"], manifest["host"]["hostname"]) == (IN_NOTE, HOST)
     everything = b"".join(members.values())
@@ -124,9 +126,11 @@ def test_report_with_secrets_contains_command_lines_notes_and_host_names(secreti
     assert IN_ENVIRONMENT.encode() not in everything
 
 
-def test_last_line_of_the_report_command_lists_the_files_in_the_report(secretive: Secretive) -> None:
+def test_last_line_of_the_report_command_lists_the_files_in_the_report(
+    checkpoint_with_secrets: CheckpointWithSecrets,
+) -> None:
     """The line lists all files and asks the user to check them."""
-    last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
+    last = checkpoint_with_secrets.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
     assert all(name in last for name in _members(Path("it.tar.gz")))
     assert "paths" in last
     assert "Read it before you send it" in last
@@ -167,8 +171,10 @@ def test_report_without_a_store_says_that_the_store_was_skipped(crckpt: Crckpt) 
     assert "skipped: store: " in crckpt.run("report").out
 
 
-def test_report_refuses_an_unknown_job_store_or_log(secretive: Secretive, crckpt: Crckpt) -> None:
-    error = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
+def test_report_refuses_an_unknown_job_store_or_log(
+    checkpoint_with_secrets: CheckpointWithSecrets, crckpt: Crckpt
+) -> None:
+    error = checkpoint_with_secrets.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
     assert "there is no job 'nojob'" in error
     assert "did you mean job? (for a log: crckpt report ./nojob)" in error
     assert "does not exist: use --store DIR" in crckpt.run("report", "job", "--output", "it.tar.gz", status=12).err
@@ -176,10 +182,12 @@ def test_report_refuses_an_unknown_job_store_or_log(secretive: Secretive, crckpt
     assert not Path("it.tar.gz").exists()
 
 
-def test_report_on_a_damaged_checkpoint_names_what_is_missing(secretive: Secretive, tmp_path: Path) -> None:
+def test_report_on_a_damaged_checkpoint_names_what_is_missing(
+    checkpoint_with_secrets: CheckpointWithSecrets, tmp_path: Path
+) -> None:
     """Without its packs, a checkpoint still has a manifest. A damaged manifest is reported."""
     crckpt = Crckpt(tmp_path / "copy")
-    shutil.copytree(secretive.crckpt.store, crckpt.store)
+    shutil.copytree(checkpoint_with_secrets.crckpt.store, crckpt.store)
     for pack in crckpt.store.glob("packs/*/*.pack"):
         pack.unlink()
     members, failed = _reported(crckpt, "job", 1)
@@ -197,10 +205,10 @@ def test_report_on_a_damaged_checkpoint_names_what_is_missing(secretive: Secreti
     assert failed == ["manifest", "contents", "store"]
 
 
-def test_logs_of_a_killed_crckpt_are_included(secretive: Secretive, tmp_path: Path) -> None:
+def test_logs_of_a_killed_crckpt_are_included(checkpoint_with_secrets: CheckpointWithSecrets, tmp_path: Path) -> None:
     """The newest logs come first. Logs of running commands are not included."""
     crckpt = Crckpt(tmp_path / "copy")
-    shutil.copytree(secretive.crckpt.store, crckpt.store)
+    shutil.copytree(checkpoint_with_secrets.crckpt.store, crckpt.store)
     for number, name in enumerate(("dump.log", "restore.log")):
         left = crckpt.store / "tmp" / f"{number}-left"
         left.mkdir(mode=0o700)

@@ -49,7 +49,7 @@ trace(DETACH)
 """It lets a thread run one instruction somewhere else, as CRIU before 4.2.1 does, whatever the sequence."""
 
 
-class Seizing(NamedTuple):
+class SequenceProgram(NamedTuple):
     """A program that counts in `counts` how often it got control."""
 
     process: subprocess.Popen[str]
@@ -62,27 +62,29 @@ class Seizing(NamedTuple):
 
 
 @pytest.fixture
-def seizing(tmp_path: Path) -> Iterator[Seizing]:
+def sequence_program(tmp_path: Path) -> Iterator[SequenceProgram]:
     program, counts = compile_program("seizing.c", tmp_path), tmp_path / "counts"
     with running(program, str(counts)) as process:
         wait_for(lambda: Path(f"/proc/{process.pid}/syscall").read_text().startswith("7 "), READY_S, "it to wait")
-        yield Seizing(process, counts)
+        yield SequenceProgram(process, counts)
 
 
 @pytest.mark.parametrize("with_library", [False, True], ids=["alone", "library"])
-def test_sequence_never_runs_code_of_criu(seizing: Seizing, tmp_path: Path, with_library: bool) -> None:
+def test_sequence_never_runs_code_of_criu(
+    sequence_program: SequenceProgram, tmp_path: Path, with_library: bool
+) -> None:
     """The library that crckpt loads into CRIU aborts the sequence."""
     environment = {"LD_PRELOAD": str(preload_library(tmp_path))} if with_library else {}
-    words = [sys.executable, "-S", "-c", TRACER, str(seizing.process.pid)]
+    words = [sys.executable, "-S", "-c", TRACER, str(sequence_program.process.pid)]
     subprocess.run(words, env=environment, check=True, timeout=60)
-    assert any(seizing.counts.read_bytes()) != with_library
+    assert any(sequence_program.counts.read_bytes()) != with_library
 
 
-def test_dump_and_restore_do_not_run_a_restartable_sequence(crckpt: Crckpt, seizing: Seizing) -> None:
-    crckpt.run("dump", str(seizing.process.pid), JOB, "--stop", "--force")
-    seizing.process.wait(60)
+def test_dump_and_restore_do_not_run_a_restartable_sequence(crckpt: Crckpt, sequence_program: SequenceProgram) -> None:
+    crckpt.run("dump", str(sequence_program.process.pid), JOB, "--stop", "--force")
+    sequence_program.process.wait(60)
     crckpt.run("restore", JOB, "--detach")
-    assert not any(seizing.counts.read_bytes())
+    assert not any(sequence_program.counts.read_bytes())
 
 
 def test_without_the_library_a_dump_names_a_suitable_criu(
@@ -98,10 +100,10 @@ def test_without_the_library_a_dump_names_a_suitable_criu(
         assert ("criu-unsafe" in {found.key for found in done.plan.warnings}) == is_named
 
 
-def test_system_calls_that_crckpt_injects_do_not_run_a_restartable_sequence(seizing: Seizing) -> None:
-    pid = seizing.process.pid
+def test_system_calls_that_crckpt_injects_do_not_run_a_restartable_sequence(sequence_program: SequenceProgram) -> None:
+    pid = sequence_program.process.pid
     (answer,) = carry_out([Order(pid, pid, "ask")])
-    assert (answer.why, seizing.is_unharmed()) == ("", True)
+    assert (answer.why, sequence_program.is_unharmed()) == ("", True)
     if not NO_WRITE_PROTECTION:
         (taken,) = take_userfaultfds([pid])
-        assert (taken.why, seizing.is_unharmed()) == ("", True)
+        assert (taken.why, sequence_program.is_unharmed()) == ("", True)

@@ -19,7 +19,7 @@ WITHIN_S: Final = 60
 
 
 @pytest.fixture
-def ended(crckpt: Crckpt) -> Iterator[Remote]:
+def ended_program(crckpt: Crckpt) -> Iterator[Remote]:
     """A program with two checkpoints, ended."""
     with remote() as program:
         program.ask("n = 1")
@@ -31,7 +31,7 @@ def ended(crckpt: Crckpt) -> Iterator[Remote]:
 
 @pytest.mark.parametrize("ref", [JOB, f"{JOB}~1"], ids=["same", "older"])
 def test_second_restore_waits_for_the_first_and_reports_that_the_tree_runs(
-    crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu, ref: str
+    crckpt: Crckpt, ended_program: Remote, obstructed: ObstructedCriu, ref: str
 ) -> None:
     """The second restore changes nothing until then, and the first tree keeps running."""
     with obstructed.waits(committed=False) as obstacle:
@@ -45,13 +45,13 @@ def test_second_restore_waits_for_the_first_and_reports_that_the_tree_runs(
         assert first.returncode == 0, error
         _, error = second.communicate(timeout=WITHIN_S)
     assert second.returncode == REFUSED
-    assert f"{JOB} runs already, as PID {ended.pid}" in error
-    assert ended.ask("answer = n") == 1
+    assert f"{JOB} runs already, as PID {ended_program.pid}" in error
+    assert ended_program.ask("answer = n") == 1
     assert not list((crckpt.store / "locks").iterdir())
 
 
 def test_second_restore_succeeds_when_the_first_fails(
-    crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu
+    crckpt: Crckpt, ended_program: Remote, obstructed: ObstructedCriu
 ) -> None:
     with obstructed.waits(committed=False) as obstacle:
         first = crckpt.start("restore", JOB, "--detach", "--criu", str(obstructed.path))
@@ -64,11 +64,11 @@ def test_second_restore_succeeds_when_the_first_fails(
         assert "nothing is left behind" in error
         _, error = second.communicate(timeout=WITHIN_S)
     assert second.returncode == 0, error
-    assert ended.ask("answer = n") == 1
+    assert ended_program.ask("answer = n") == 1
 
 
 def test_restore_that_waited_too_long_names_the_other(
-    crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu
+    crckpt: Crckpt, ended_program: Remote, obstructed: ObstructedCriu
 ) -> None:
     """The message has the PID of the other restore. In the foreground, a running program blocks nobody."""
     with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as first:
@@ -76,9 +76,9 @@ def test_restore_that_waited_too_long_names_the_other(
         result = crckpt.run("restore", JOB, "--detach", status=LOCKED, CRCKPT_LOCK_S="1")
         assert f"another restore of {JOB} is in progress: PID {first.pid} (" in result.err
         obstacle.let_go()
-        assert ended.ask("answer = n") == 1
+        assert ended_program.ask("answer = n") == 1
         result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"{JOB} runs already, as PID {ended.pid}" in result.err
+        assert f"{JOB} runs already, as PID {ended_program.pid}" in result.err
 
 
 def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:

@@ -25,7 +25,7 @@ FAILED = 23
 
 
 @pytest.fixture
-def mortal() -> Iterator[subprocess.Popen[bytes]]:
+def mortal_program() -> Iterator[subprocess.Popen[bytes]]:
     """A program that dies with its parent."""
     null = subprocess.DEVNULL
     words = ("setpriv", "--pdeathsig", "KILL", "/bin/sleep", "1000")
@@ -43,42 +43,42 @@ def stop(crckpt: Crckpt, process: subprocess.Popen[bytes]) -> None:
     process.wait(ENDS_WITHIN_S)
 
 
-def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal_program: subprocess.Popen[bytes]) -> None:
     """The root's parents, first CRIU and then crckpt, have ended. The root still runs."""
-    stop(crckpt, mortal)
+    stop(crckpt, mortal_program)
     result = crckpt.run("restore", JOB, "--detach")
     assert (
-        f"process {mortal.pid} no longer gets signal 9 when its parent ends (PR_SET_PDEATHSIG)"
+        f"process {mortal_program.pid} no longer gets signal 9 when its parent ends (PR_SET_PDEATHSIG)"
         in result.out + result.err
     )
-    assert runs(mortal.pid)
-    crckpt.run("dump", str(mortal.pid), JOB)
-    assert runs(mortal.pid)
+    assert runs(mortal_program.pid)
+    crckpt.run("dump", str(mortal_program.pid), JOB)
+    assert runs(mortal_program.pid)
 
 
 def test_root_with_parent_death_signal_is_restored_into_a_pid_namespace(
-    crckpt: Crckpt, mortal: subprocess.Popen[bytes]
+    crckpt: Crckpt, mortal_program: subprocess.Popen[bytes]
 ) -> None:
-    stop(crckpt, mortal)
+    stop(crckpt, mortal_program)
     with detached_in_namespace(crckpt) as init:
         assert [child.name() for child in psutil.Process(init).children()] == ["sleep"]
     crckpt.run("rehearse", JOB)
 
 
 def test_root_with_parent_death_signal_ends_with_crckpt_in_the_foreground(
-    crckpt: Crckpt, mortal: subprocess.Popen[bytes]
+    crckpt: Crckpt, mortal_program: subprocess.Popen[bytes]
 ) -> None:
     """crckpt is the parent of a program in the foreground."""
-    stop(crckpt, mortal)
+    stop(crckpt, mortal_program)
     front = crckpt.start("restore", JOB)
     assert front.stderr is not None
     assert "restored" in front.stderr.readline()
     # This is printed before the program runs. CRIU sets PR_SET_PDEATHSIG last: a parent that has ended sends nothing.
     children = psutil.Process(front.pid).children
-    wait_for(lambda: [child.pid for child in children()] == [mortal.pid], ENDS_WITHIN_S, "CRIU to end")
+    wait_for(lambda: [child.pid for child in children()] == [mortal_program.pid], ENDS_WITHIN_S, "CRIU to end")
     front.kill()
     front.communicate()
-    wait_for(lambda: not runs(mortal.pid), ENDS_WITHIN_S, "the program to die")
+    wait_for(lambda: not runs(mortal_program.pid), ENDS_WITHIN_S, "the program to die")
 
 
 def killing(directory: Path, command: str, pid: int) -> Path:
@@ -101,24 +101,24 @@ def killing(directory: Path, command: str, pid: int) -> Path:
 
 
 def test_root_that_ends_at_once_is_a_failed_restore(
-    crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
+    crckpt: Crckpt, mortal_program: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    stop(crckpt, mortal)
-    criu = killing(tmp_path, "restore", mortal.pid)
+    stop(crckpt, mortal_program)
+    criu = killing(tmp_path, "restore", mortal_program.pid)
     result = crckpt.run("restore", JOB, "--detach", "--criu", str(criu), status=FAILED)
-    assert f"the root of the restored tree, PID {mortal.pid}, ended at once by signal 9" in result.err
+    assert f"the root of the restored tree, PID {mortal_program.pid}, ended at once by signal 9" in result.err
     assert "nothing is left behind" in result.err
-    wait_for(lambda: not Path(f"/proc/{mortal.pid}").exists(), ENDS_WITHIN_S, "the program to be gone")
+    wait_for(lambda: not Path(f"/proc/{mortal_program.pid}").exists(), ENDS_WITHIN_S, "the program to be gone")
     crckpt.run("restore", JOB, "--detach")
-    assert runs(mortal.pid)
+    assert runs(mortal_program.pid)
 
 
 def test_root_that_ended_after_its_dump_is_not_reported_running(
-    crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
+    crckpt: Crckpt, mortal_program: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    criu = killing(tmp_path, "dump", mortal.pid)
-    result = crckpt.run("dump", str(mortal.pid), JOB, "--criu", str(criu))
-    assert f"the tree's root, PID {mortal.pid}, has ended since; bring it back with" in result.out
-    mortal.wait(ENDS_WITHIN_S)
+    criu = killing(tmp_path, "dump", mortal_program.pid)
+    result = crckpt.run("dump", str(mortal_program.pid), JOB, "--criu", str(criu))
+    assert f"the tree's root, PID {mortal_program.pid}, has ended since; bring it back with" in result.out
+    mortal_program.wait(ENDS_WITHIN_S)
     crckpt.run("restore", JOB, "--detach")
-    assert runs(mortal.pid)
+    assert runs(mortal_program.pid)

@@ -57,7 +57,7 @@ UNSETTABLE_OPTIONS: Final = {"SO_BUSY_POLL_BUDGET", "PACKET_TX_HAS_OFF"}
 """Options that hardware or another option must allow."""
 
 
-class Asked(NamedTuple):
+class SocketReports(NamedTuple):
     """What a program said of each socket, before its dump and after its restore; and what crckpt said."""
 
     before: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["detached", "foreground", "pid namespace"])
-def restored_options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def restored_options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SocketReports:
     """A program with all kinds of sockets, dumped, ended and restored."""
     crckpt = Crckpt(tmp_path_factory.mktemp("sockets") / "store")
     case = program("socket_options", *KINDS)
@@ -76,7 +76,7 @@ def restored_options(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
         unusual = json.loads((tree.workdir / "unusual.json").read_text())
         with restored_by(crckpt, str(request.param)) as warnings:
             tree.wait_growth(counters)
-            return Asked(before, read_options(tree), unusual, warnings)
+            return SocketReports(before, read_options(tree), unusual, warnings)
 
 
 def read_options(tree: Tree) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def read_options(tree: Tree) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_socket_options_are_restored(restored_options: Asked, kind: str) -> None:
+def test_socket_options_are_restored(restored_options: SocketReports, kind: str) -> None:
     """Memberships, and a filter that is locked, too."""
     ignored = CONNECTION_OPTIONS if "connected" in kind else ()
     before, after = (
@@ -95,7 +95,7 @@ def test_socket_options_are_restored(restored_options: Asked, kind: str) -> None
     assert restored_options.warnings == []
 
 
-def test_each_socket_option_has_a_test_value(restored_options: Asked) -> None:
+def test_each_socket_option_has_a_test_value(restored_options: SocketReports) -> None:
     unusual = {name for names in restored_options.unusual.values() for name in names}
     assert OPTIONS.keys() - unusual - NEWER_OPTIONS - UNSETTABLE_OPTIONS <= {
         "SO_LOCK_FILTER",

@@ -43,7 +43,7 @@ def holding(memory: str, work: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
+def staging_directory(tmp_path: Path) -> Path:
     path = tmp_path / "elsewhere"
     path.mkdir()
     return path
@@ -76,38 +76,40 @@ def test_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
         crckpt.run("verify", "--all")
 
 
-def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_path: Path, elsewhere: Path) -> None:
+def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(
+    tmp_path: Path, staging_directory: Path
+) -> None:
     with store_on_disk(tmp_path / "store", "20m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
-        words = ("dump", pid, "--staging", str(elsewhere), "--json")
+        words = ("dump", pid, "--staging", str(staging_directory), "--json")
         for more in ((), ("--dry-run",), ("--stop",)):
             error = crckpt.run(*words, *more, status=REFUSED).document["error"]
             fact = rf"the checkpoint adds about {ABOUT_50} to the store, but {crckpt.store} has only 20 MiB free"
             assert re.fullmatch(fact, error["message"])
             assert error["hint"].endswith("use a store on a larger disk: --store DIR")
-            assert is_empty(crckpt, elsewhere)
+            assert is_empty(crckpt, staging_directory)
         error = crckpt.run(*words, "--no-preflight", status=STORE_UNUSABLE).document["error"]
         fact = f"the dump failed: no space is left in {crckpt.store}, the store"
         assert error["message"] == f"{fact}; no checkpoint was made; the tree runs on"
-        assert is_empty(crckpt, elsewhere)
+        assert is_empty(crckpt, staging_directory)
         assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
 
 
-def test_dump_is_tried_if_the_store_will_only_probably_be_full(tmp_path: Path, elsewhere: Path) -> None:
+def test_dump_is_tried_if_the_store_will_only_probably_be_full(tmp_path: Path, staging_directory: Path) -> None:
     """A sample cannot show that the store will surely be full."""
     with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
-        words = ("dump", pid, "job", "--staging", str(elsewhere))
+        words = ("dump", pid, "job", "--staging", str(staging_directory))
         output = crckpt.run(*words, "--dry-run").out
         risk = f"the store will probably be full during the dump: the checkpoint adds about {ABOUT_50}, but "
         assert re.search(f"^note: {risk}", output, re.MULTILINE)
         assert output.endswith(f"PID {pid} can be checkpointed as job\n")
         output = crckpt.run(*words, status=STORE_UNUSABLE).err
         assert f"no space is left in {crckpt.store}, the store; no checkpoint was made; the tree runs on\n" in output
-        assert is_empty(crckpt, elsewhere)
+        assert is_empty(crckpt, staging_directory)
 
 
-def test_second_dump_needs_space_only_for_new_pages(tmp_path: Path, elsewhere: Path) -> None:
+def test_second_dump_needs_space_only_for_new_pages(tmp_path: Path, staging_directory: Path) -> None:
     with store_on_disk(tmp_path / "store", "64m") as crckpt, holding(RANDOM_BYTES, tmp_path) as pid:
-        words = ("dump", pid, "job", "--staging", str(elsewhere))
+        words = ("dump", pid, "job", "--staging", str(staging_directory))
         crckpt.run(*words)
         crckpt.run(*words)
         crckpt.run("verify", "--all")

@@ -18,98 +18,98 @@ REFUSED: Final = 24
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
+def staging_directory(tmp_path: Path) -> Path:
     path = tmp_path / "elsewhere"
     path.mkdir(mode=0o755)
     (path / "somebody's").touch()
     return path
 
 
-def test_images_are_staged_in_the_given_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_images_are_staged_in_the_given_directory(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
     """Only root can enter the directory, and it is removed after the dump."""
     with crckpt.start(
-        "dump", str(tree.pid), JOB, "--staging", str(elsewhere), CRCKPT_STOP_AT="manifest.create"
+        "dump", str(tree.pid), JOB, "--staging", str(staging_directory), CRCKPT_STOP_AT="manifest.create"
     ) as dump:
         os.waitid(os.P_PID, dump.pid, os.WSTOPPED)
-        (staged,) = elsewhere.glob("crckpt-*")
+        (staged,) = staging_directory.glob("crckpt-*")
         assert staged.stat().st_mode & 0o777 == 0o700
         assert list(staged.glob("images/pages-*.img"))
         assert not list(crckpt.store.glob("tmp/*/images"))
         dump.send_signal(signal.SIGCONT)
         assert dump.wait(60) == 0
-    assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
+    assert [path.name for path in staging_directory.iterdir()] == ["somebody's"]
     tree.wait_growth(tree.counters())
     crckpt.run("verify", "--all")
 
 
-def test_next_dump_removes_staged_images_of_a_killed_one(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+def test_next_dump_removes_staged_images_of_a_killed_one(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(staging_directory))
     crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
-    assert list(elsewhere.glob("crckpt-*/images/pages-*.img"))
+    assert list(staging_directory.glob("crckpt-*/images/pages-*.img"))
     crckpt.run(*words)
-    assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
+    assert [path.name for path in staging_directory.iterdir()] == ["somebody's"]
     crckpt.run("gc")
     assert staging(crckpt) == ()
 
 
-def test_gc_removes_staged_images_of_a_killed_dump(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
+def test_gc_removes_staged_images_of_a_killed_dump(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(staging_directory))
     crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
-    (left,) = elsewhere.glob("crckpt-*")
+    (left,) = staging_directory.glob("crckpt-*")
     assert str(left) in crckpt.run("gc", "--json").document["result"]["leftovers"]
-    assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
+    assert [path.name for path in staging_directory.iterdir()] == ["somebody's"]
     assert staging(crckpt) == ()
 
 
 def test_dump_does_not_touch_files_of_others_in_a_staging_directory_that_all_can_write(
-    crckpt: Crckpt, tree: Tree, elsewhere: Path
+    crckpt: Crckpt, tree: Tree, staging_directory: Path
 ) -> None:
     """In a directory writable by all, another user could make us remove other files, or wait forever."""
     for name, mode in (("crckpt-theirs", 0o700), ("crckpt-open", 0o755)):
-        (elsewhere / name).mkdir()
-        (elsewhere / name).chmod(mode)
-        os.mkfifo(elsewhere / name / "owner.json")
-    os.chown(elsewhere / "crckpt-theirs", 65534, 65534)
-    (elsewhere / "crckpt-link").symlink_to(crckpt.store)
-    crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
-    assert len(list(elsewhere.glob("crckpt-*"))) == 3
+        (staging_directory / name).mkdir()
+        (staging_directory / name).chmod(mode)
+        os.mkfifo(staging_directory / name / "owner.json")
+    os.chown(staging_directory / "crckpt-theirs", 65534, 65534)
+    (staging_directory / "crckpt-link").symlink_to(crckpt.store)
+    crckpt.run("dump", str(tree.pid), JOB, "--staging", str(staging_directory))
+    assert len(list(staging_directory.glob("crckpt-*"))) == 3
 
 
-def test_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere), "--stop")
-    with mounted_disk(elsewhere, "60m", "noexec"):
+def test_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(staging_directory), "--stop")
+    with mounted_disk(staging_directory, "60m", "noexec"):
         crckpt.run(*words)  # the hold's script lies in the store
-        assert not list(elsewhere.iterdir())
+        assert not list(staging_directory.iterdir())
 
 
-def test_too_little_staging_space_is_refused_with_numbers(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
-    with mounted_disk(elsewhere, "2m"):
+def test_too_little_staging_space_is_refused_with_numbers(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+    words = ("dump", str(tree.pid), JOB, "--staging", str(staging_directory))
+    with mounted_disk(staging_directory, "2m"):
         error = crckpt.run(*words, "--json", status=REFUSED).document["error"]
-        assert f"{elsewhere} has only 2.0 MiB free" in error["message"]
+        assert f"{staging_directory} has only 2.0 MiB free" in error["message"]
         assert "--staging" in error["hint"]
-        assert not list(elsewhere.iterdir())
+        assert not list(staging_directory.iterdir())
         assert not crckpt.store.exists()
         crckpt.run(*words, "--dry-run", status=REFUSED)
     tree.wait_growth(tree.counters())
 
 
-def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
-    for path in (elsewhere / "missing", elsewhere / "somebody's"):
+def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+    for path in (staging_directory / "missing", staging_directory / "somebody's"):
         result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
         assert f"{path} is not a directory" in result.err
 
 
-def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
     """The owner of the parent directory could replace it by a link, and root would write memory of a program there."""
-    (elsewhere / "below").mkdir()
-    os.chown(elsewhere, 65534, 65534)
-    result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere / "below"), status=USAGE)
-    assert f"{elsewhere} belongs to user nobody" in result.err
-    os.chown(elsewhere, 0, 0)
-    elsewhere.chmod(0o777)
-    result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere), status=USAGE)
-    assert f"every user can write to {elsewhere}" in result.err
-    elsewhere.chmod(0o1777)
-    crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
-    assert sorted(path.name for path in elsewhere.iterdir()) == ["below", "somebody's"]
+    (staging_directory / "below").mkdir()
+    os.chown(staging_directory, 65534, 65534)
+    result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(staging_directory / "below"), status=USAGE)
+    assert f"{staging_directory} belongs to user nobody" in result.err
+    os.chown(staging_directory, 0, 0)
+    staging_directory.chmod(0o777)
+    result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(staging_directory), status=USAGE)
+    assert f"every user can write to {staging_directory}" in result.err
+    staging_directory.chmod(0o1777)
+    crckpt.run("dump", str(tree.pid), JOB, "--staging", str(staging_directory))
+    assert sorted(path.name for path in staging_directory.iterdir()) == ["below", "somebody's"]

@@ -46,7 +46,7 @@ def oracle(churn: Path, criu: Path, tmp_path: Path) -> Iterator[Oracle]:
 
 
 @pytest.fixture
-def by_write_protection(oracle: Oracle) -> Oracle:
+def oracle_of_write_protection(oracle: Oracle) -> Oracle:
     if oracle.tracker.name != UffdWp.name:
         pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
     return oracle
@@ -75,7 +75,7 @@ def is_caught(oracle: Oracle, between: Callable[[], object] = lambda: None) -> N
 
 
 @pytest.fixture(params=["holes are marked", "what is not registered is clean"])
-def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def library_without_a_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A preload library that lacks one guard."""
     old, new = {
         # The mark is taken for a page that was swapped out, and dropped pages come back.
@@ -86,14 +86,16 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_oracle_detects_a_preload_library_without_its_guard(
-    by_write_protection: Oracle, changed: Path, monkeypatch: pytest.MonkeyPatch
+    oracle_of_write_protection: Oracle, library_without_a_guard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The guard itself is taken out: no argument can be without it.
-    monkeypatch.setattr(library, "LIBRARY", changed)
-    is_caught(by_write_protection)
+    monkeypatch.setattr(library, "LIBRARY", library_without_a_guard)
+    is_caught(oracle_of_write_protection)
 
 
-def test_oracle_detects_tracked_mappings_of_files(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_tracked_mappings_of_files(
+    oracle_of_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A dropped write over a file leaves a mark, and the page looks unchanged. Two guards prevent this."""
 
     def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.AddressRange, ...]:
@@ -107,7 +109,7 @@ def test_oracle_detects_tracked_mappings_of_files(by_write_protection: Oracle, m
     # The guard itself is taken out: no argument can be without it.
     monkeypatch.setattr(pagemap, "private_anonymous", private)
     monkeypatch.setattr(pagemap, "others", lambda _: ())
-    is_caught(by_write_protection)
+    is_caught(oracle_of_write_protection)
 
 
 def test_oracle_detects_a_reset_without_a_commit(oracle: Oracle, tmp_path: Path) -> None:

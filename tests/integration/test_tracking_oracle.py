@@ -41,7 +41,7 @@ def test_incremental_images_contain_no_wrong_page(churn: Path, criu: Path, tmp_p
                 assert counted or number == 0 or oracle.began_anew
 
 
-class Seeing:
+class RecordingCriu:
     """A CRIU that leaves the memory of the tree that it dumped last in `seen`."""
 
     def __init__(self, criu: Path, work: Path) -> None:
@@ -61,16 +61,16 @@ class Seeing:
 
 
 @pytest.fixture(scope="module")
-def wrapper(criu: Path, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+def wrapper(criu: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordingCriu:
     work = tmp_path_factory.mktemp("seeing")
-    made = Seeing(criu, work)
+    made = RecordingCriu(criu, work)
     # It dumps on trial.
     Crckpt(work / "store").run("doctor", "--criu", str(made.path))
     made.taken(work / "trial")
     return made
 
 
-def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict[str, Any], bool]:
+def dumped(crckpt: Crckpt, pid: int, wrapper: RecordingCriu, *words: str) -> tuple[dict[str, Any], bool]:
     """The result, and whether CRIU had refused before a dump that succeeded a moment later."""
     refusals = 0
     while True:
@@ -89,7 +89,7 @@ def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict
 
 @pytest.mark.parametrize("seed", range(1, SEEDS, 2))
 def test_stored_incremental_dumps_contain_no_wrong_page(
-    crckpt: Crckpt, churn: Path, wrapper: Seeing, tmp_path: Path, seed: int
+    crckpt: Crckpt, churn: Path, wrapper: RecordingCriu, tmp_path: Path, seed: int
 ) -> None:
     """A tracker tracks the tree, the parent is a checkpoint, and each checkpoint is compared alone."""
     kept: list[tuple[str, Path]] = []

@@ -50,7 +50,7 @@ EXACT: Final = frozenset({"ppoll", "select", "sleep-until", "futex-until", "fute
 COMMANDS: Final = (("dump",), ("pre-dump",), ("dump", "--incremental"), ("dump", "--stop"))
 
 
-class Waiting:
+class WaitingProgram:
     """A program of tests/programs that waits in system calls, in `directory`."""
 
     def __init__(self, program: Path, directory: Path, *words: str) -> None:
@@ -141,7 +141,7 @@ def number_of_call(tid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/programs/interrupted.c, compiled."""
     return built(tmp_path_factory.mktemp("interrupted"), "interrupted.c", "-pthread")
 
@@ -154,9 +154,9 @@ def built(directory: Path, source: str, *options: str) -> Path:
 
 
 @contextmanager
-def waiting(program: Path, directory: Path, *words: str, count: int) -> Iterator[Waiting]:
+def waiting(program: Path, directory: Path, *words: str, count: int) -> Iterator[WaitingProgram]:
     """A program, running, with so many threads in their calls."""
-    running = Waiting(program, directory, *words)
+    running = WaitingProgram(program, directory, *words)
     try:
         running.wait_in_calls(count)
         yield running
@@ -164,7 +164,7 @@ def waiting(program: Path, directory: Path, *words: str, count: int) -> Iterator
         running.end()
 
 
-def dumped(crckpt: Crckpt, running: Waiting, command: tuple[str, ...]) -> None:
+def dumped(crckpt: Crckpt, running: WaitingProgram, command: tuple[str, ...]) -> None:
     """Dump the program with this command; restore it if the dump ends it."""
     crckpt.run(command[0], str(running.pid), "job", *command[1:])
     if "--incremental" in command:
@@ -177,9 +177,14 @@ def dumped(crckpt: Crckpt, running: Waiting, command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_system_calls_interrupted_by_a_dump_wait_on_for_their_event(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
+    crckpt: Crckpt,
+    interrupted_program: Path,
+    tmp_path: Path,
+    kind: str,
+    command: tuple[str, ...],
+    orphans_are_reaped: None,
 ) -> None:
-    with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
+    with waiting(interrupted_program, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
         dumped(crckpt, running, command)
         assert running.results() == {}
         (running.directory / "go").touch()
@@ -190,11 +195,16 @@ def test_system_calls_interrupted_by_a_dump_wait_on_for_their_event(
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_system_calls_that_an_earlier_stop_interrupted_continue_after_a_dump(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
+    crckpt: Crckpt,
+    interrupted_program: Path,
+    tmp_path: Path,
+    kind: str,
+    command: tuple[str, ...],
+    orphans_are_reaped: None,
 ) -> None:
     """The kernel continues these calls in restart_syscall; signal(7) lists the others."""
     restarted = {"poll", "futex", "futex-until", "nanosleep", "clock_nanosleep"}
-    with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
+    with waiting(interrupted_program, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
         for process in family(running.pid):
             process.send_signal(signal.SIGSTOP)
         wait_for(lambda: states(running.pid) == {"stopped"}, READY_S, "the stop")
@@ -213,9 +223,14 @@ def test_system_calls_that_an_earlier_stop_interrupted_continue_after_a_dump(
 @pytest.mark.parametrize("command", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_system_calls_time_out_after_a_dump_and_not_early(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, command: tuple[str, ...], orphans_are_reaped: None
+    crckpt: Crckpt,
+    interrupted_program: Path,
+    tmp_path: Path,
+    kind: str,
+    command: tuple[str, ...],
+    orphans_are_reaped: None,
 ) -> None:
-    with waiting(interrupted, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
+    with waiting(interrupted_program, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
         dumped(crckpt, running, command)
         # io_getevents is added by "aio", and returns the number of events: none.
         expected = TIMED_OUT | {"io_getevents": 0}
@@ -249,10 +264,10 @@ def test_system_calls_of_32_bit_programs_end_at_their_timeout(
 
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
 def test_system_calls_continue_after_an_abandoned_dump(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, orphans_are_reaped: None
+    crckpt: Crckpt, interrupted_program: Path, tmp_path: Path, kind: str, orphans_are_reaped: None
 ) -> None:
     """crckpt is killed while the tree is frozen."""
-    with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
+    with waiting(interrupted_program, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
         words = ("dump", str(running.pid), "job", "--stop")
         crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
         wait_for(lambda: not any(tracer_of(tid) for tid, _ in running.calls().values()), READY_S, "CRIU to let go")
@@ -270,17 +285,17 @@ def tracer_of(tid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def handled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def handler_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/programs/handled.c, compiled."""
     return built(tmp_path_factory.mktemp("handled"), "handled.c", "-pthread")
 
 
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex", "read"])
 def test_handler_of_a_signal_during_the_freeze_sees_eintr(
-    criu: Path, handled: Path, tmp_path: Path, call: str, orphans_are_reaped: None
+    criu: Path, handler_program: Path, tmp_path: Path, call: str, orphans_are_reaped: None
 ) -> None:
     """The same call as without a dump: the kernel decides."""
-    with waiting(handled, tmp_path / "work", call, count=1) as running:
+    with waiting(handler_program, tmp_path / "work", call, count=1) as running:
         script = tmp_path / "script"
         script.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || kill -USR1 {running.pid}\n')
         script.chmod(0o700)
@@ -297,9 +312,9 @@ def test_handler_of_a_signal_during_the_freeze_sees_eintr(
 
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex"])
 def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
-    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, orphans_are_reaped: None
+    crckpt: Crckpt, handler_program: Path, tmp_path: Path, call: str, orphans_are_reaped: None
 ) -> None:
-    with waiting(handled, tmp_path / "work", call, count=1) as running:
+    with waiting(handler_program, tmp_path / "work", call, count=1) as running:
         os.kill(running.pid, signal.SIGSTOP)
         wait_for(lambda: psutil.Process(running.pid).status() == psutil.STATUS_STOPPED, READY_S, "the stop")
         os.kill(running.pid, signal.SIGUSR1)
@@ -313,10 +328,10 @@ def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
 @pytest.mark.parametrize("command", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
 def test_system_call_returns_eintr_only_after_a_signal_handler_ran(
-    crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, command: tuple[str, ...], orphans_are_reaped: None
+    crckpt: Crckpt, handler_program: Path, tmp_path: Path, call: str, command: tuple[str, ...], orphans_are_reaped: None
 ) -> None:
     """ppoll and epoll_pwait return EINTR exactly once for each handler that ran."""
-    with waiting(handled, tmp_path / "work", call, count=1) as running:
+    with waiting(handler_program, tmp_path / "work", call, count=1) as running:
         for _ in range(3):
             with storm(running.pid):
                 crckpt.run(command[0], str(running.pid), "job", *command[1:])
@@ -388,12 +403,12 @@ def test_tail_prints_lines_appended_after_a_dump(
 
 
 def test_dump_without_the_library_warns_of_interrupted_calls(
-    crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans_are_reaped: None
+    crckpt: Crckpt, interrupted_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans_are_reaped: None
 ) -> None:
     """The library is missing where crckpt was installed without a C compiler."""
     # What is installed here stays: other tests, and other programs, use it.
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
-    with waiting(interrupted, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:
+    with waiting(interrupted_program, tmp_path / "work", "threads", str(FOR_EVER_MS), count=COUNT) as running:
         done = dump(DumpRequest(target=str(running.pid), job="job"), Context(store=crckpt.store))
         threads = {name: tid for name, (tid, _) in running.calls().items()}
         wait_for(lambda: "poll" in running.results(), READY_S, "poll to return")

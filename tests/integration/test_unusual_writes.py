@@ -19,7 +19,7 @@ from trees import READY_S, wait_for
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("orphans_are_reaped")]
 
 
-class Tricks:
+class UnusualWriter:
     """The running program, also after a restore with the same PID."""
 
     def __init__(self, program: Path, work: Path, left_out: str) -> None:
@@ -63,16 +63,16 @@ class Tricks:
 
 
 @pytest.fixture
-def tricks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tricks]:
+def unusual_writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UnusualWriter]:
     """The program without the trick that the parameter names, if any."""
     (tmp_path / "work").mkdir()
-    running = Tricks(compile_program(tmp_path, "tricks"), tmp_path / "work", getattr(request, "param", ""))
+    running = UnusualWriter(compile_program(tmp_path, "tricks"), tmp_path / "work", getattr(request, "param", ""))
     running.sums()
     yield running
     running.end()
 
 
-def dumped(crckpt: Crckpt, tricks: Tricks) -> dict[str, Any]:
+def dumped(crckpt: Crckpt, tricks: UnusualWriter) -> dict[str, Any]:
     """The result of an incremental dump, which does not change the program."""
     before = tricks.step(signal.SIGUSR2)
     result: dict[str, Any] = crckpt.run("dump", str(tricks.pid), "job", "--incremental", "--json").document["result"]
@@ -80,25 +80,27 @@ def dumped(crckpt: Crckpt, tricks: Tricks) -> dict[str, Any]:
     return result
 
 
-def test_memory_changed_in_unusual_ways_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
+def test_memory_changed_in_unusual_ways_is_restored(crckpt: Crckpt, unusual_writer: UnusualWriter) -> None:
     made, had = [], []
     for number in range(3):
-        had.append(tricks.step() if number else tricks.sums())
+        had.append(unusual_writer.step() if number else unusual_writer.sums())
         assert len(had[-1]) > 10, "the host must support at least ten kinds of writes"
-        result = dumped(crckpt, tricks)
+        result = dumped(crckpt, unusual_writer)
         assert bool(result["tracked"]["base"]) == bool(number), result["tracked"]
         made.append(result["checkpoint"]["id"])
     for number in (2, 1):
-        assert tricks.restored(crckpt, made[number], 3 * number + 1) == had[number]
+        assert unusual_writer.restored(crckpt, made[number], 3 * number + 1) == had[number]
 
 
 # A round copies nothing that nobody may read, and the dump after it is full if that may be read again.
-@pytest.mark.parametrize("tricks", ["shut"], indirect=True)
-def test_memory_changed_in_unusual_ways_between_rounds_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
-    first = dumped(crckpt, tricks)
-    tricks.step()
-    crckpt.run("pre-dump", str(tricks.pid), "job")
-    had = tricks.step()
-    result = dumped(crckpt, tricks)
+@pytest.mark.parametrize("unusual_writer", ["shut"], indirect=True)
+def test_memory_changed_in_unusual_ways_between_rounds_is_restored(
+    crckpt: Crckpt, unusual_writer: UnusualWriter
+) -> None:
+    first = dumped(crckpt, unusual_writer)
+    unusual_writer.step()
+    crckpt.run("pre-dump", str(unusual_writer.pid), "job")
+    had = unusual_writer.step()
+    result = dumped(crckpt, unusual_writer)
     assert (result["tracked"]["base"], result["tracked"]["rounds"]) == (first["checkpoint"]["id"], 1)
-    assert tricks.restored(crckpt, result["checkpoint"]["id"], 5) == had
+    assert unusual_writer.restored(crckpt, result["checkpoint"]["id"], 5) == had

@@ -256,7 +256,7 @@ def answered(question: int) -> int:
     return answer.value
 
 
-class Second:
+class SecondThread:
     """The second thread: it sets its attributes, and reads them on request."""
 
     def __init__(self, names: list[str]) -> None:
@@ -291,7 +291,7 @@ def main() -> None:
     """Set, and report."""
     program = Program(Path(sys.argv[1]))
     names = sys.argv[2:]
-    second = Second(names)
+    second = SecondThread(names)
     for name in names:
         ATTRIBUTES[name].set_process()
 

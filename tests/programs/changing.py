@@ -20,7 +20,7 @@ PAGES: Final = 64
 _OFFSET: Final = 4321
 
 
-class Changing:
+class ChangingProgram:
     """What the program has, before and after its change."""
 
     def __init__(self, program: Program) -> None:
@@ -127,4 +127,4 @@ def _wait() -> NoReturn:
 
 
 program = Program(Path(sys.argv[1]))
-program.run(Changing(program).step)
+program.run(ChangingProgram(program).step)

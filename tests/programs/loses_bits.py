@@ -24,7 +24,7 @@ LIBC: Final = ctypes.CDLL(None, use_errno=True)
 LIBC.mremap.restype = LIBC.mmap.restype = ctypes.c_void_p
 
 
-class Aligned:
+class AlignedMemory:
     """Memory of the size of a huge page, aligned like one, full of one letter."""
 
     def __init__(self, advice: int, letter: bytes) -> None:
@@ -40,7 +40,7 @@ class Aligned:
         return self.memory[self.begin : self.begin + HUGE].count(letter)
 
 
-class Joined:
+class JoinedMemory:
     """Memory that is only read, other memory above it that is written, and space above that."""
 
     def __init__(self) -> None:
@@ -82,9 +82,9 @@ def merged() -> int:
 def main() -> None:
     """Run until killed."""
     work = Path(sys.argv[1])
-    huge = Aligned(mmap.MADV_HUGEPAGE, b"x")
-    moved, onto = Aligned(mmap.MADV_NOHUGEPAGE, b"a"), Aligned(mmap.MADV_NOHUGEPAGE, b"b")
-    joined = Joined()
+    huge = AlignedMemory(mmap.MADV_HUGEPAGE, b"x")
+    moved, onto = AlignedMemory(mmap.MADV_NOHUGEPAGE, b"a"), AlignedMemory(mmap.MADV_NOHUGEPAGE, b"b")
+    joined = JoinedMemory()
     alike = mmap.mmap(-1, ALIKE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     alike.madvise(mmap.MADV_MERGEABLE)
     for page in range(64):

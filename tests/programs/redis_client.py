@@ -26,7 +26,7 @@ MOST_AT_ONCE: Final = 1000
 CONNECT_S: Final = 120.0
 
 
-class Wrong(Exception):
+class WrongReply(Exception):
     """Another reply than the one expected."""
 
 
@@ -61,7 +61,7 @@ class Connection:
                     self._compare_all()
                     self.checks += 1
                 self._step()
-        except Wrong as error:
+        except WrongReply as error:
             self.failure = ("wrong", str(error))
         except EOFError:
             self.failure = ("ended", "EOF")
@@ -129,7 +129,7 @@ def _encode(words: tuple[bytes, ...]) -> bytes:
 
 def _expect(reply: bytes, expected: bytes) -> None:
     if reply != expected:
-        raise Wrong(f"{reply!r}, not {expected!r}")
+        raise WrongReply(f"{reply!r}, not {expected!r}")
 
 
 def _connect(address: str, port: int) -> socket.socket:

@@ -17,7 +17,7 @@ PERIOD_S = 0.05
 HOUR_S = 3600.0
 
 
-class Fired:
+class TimerCounts:
     """How often each periodic timer's signal has arrived."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     sleeper = Sleeper()
     sleeper.start()
     sleeper.pending.wait()
-    fired = Fired()
+    fired = TimerCounts()
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
     for value in VALUES:

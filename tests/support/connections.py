@@ -57,7 +57,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-class Collected:
+class PackCollector:
     """Takes packs, and keeps what came."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def send_forever(side: Connection) -> None:
     repeat(lambda: side.send_data(PACK.channel, bytes(side.data_bytes)))
 
 
-class Slow(Collected):
+class SlowPackCollector(PackCollector):
     """Takes no data before it may."""
 
     def __init__(self) -> None:

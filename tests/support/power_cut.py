@@ -28,7 +28,7 @@ Change = tuple[Node, str, Node | None]
 
 
 @dataclass(eq=False)
-class Renaming:
+class AtomicChanges:
     """Changes that are made at once, and those of them that are safe."""
 
     changes: tuple[Change, ...]
@@ -72,7 +72,7 @@ class Disk:
     def __init__(self, directory: Path) -> None:
         """Everything in `directory` is safe."""
         self._root = Node(is_directory=True)
-        self._renamings: list[Renaming] = []
+        self._renamings: list[AtomicChanges] = []
         self._seen: Tree = {self._root: {}}
         for path in sorted(directory.rglob("*")):
             node = self._new(is_directory=path.is_dir())
@@ -104,7 +104,7 @@ class Disk:
         """The number of changes of names that are not safe."""
         return len(self._unsafe())
 
-    def _unsafe(self) -> list[Renaming]:
+    def _unsafe(self) -> list[AtomicChanges]:
         return [renaming for renaming in self._renamings if renaming.safe != renaming.changes]
 
     def _new(self, *, is_directory: bool) -> Node:
@@ -123,7 +123,7 @@ class Disk:
         return node
 
     def _name(self, *changes: Change) -> None:
-        self._renamings.append(Renaming(changes))
+        self._renamings.append(AtomicChanges(changes))
         _follow(self._seen, changes)
 
     def mkdir(self, places: list[tuple[str, ...]], _content: bytes) -> None:

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 import msgspec
 import typer
-from warm_start import LARGEST_REQUEST, Ended, Request, Started
+from warm_start import LARGEST_REQUEST, EndedAnswer, Request, StartedAnswer
 
 import crckpt
 from crckpt import __main__ as command
@@ -49,7 +49,7 @@ def main() -> None:
                 os.close(ready)
                 _, status = os.waitpid(pid, 0)
                 with answers:
-                    answers.send(msgspec.json.encode(Ended(os.waitstatus_to_exitcode(status))))
+                    answers.send(msgspec.json.encode(EndedAnswer(os.waitstatus_to_exitcode(status))))
                 continue
             data, descriptors, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 4)
             if not data:
@@ -61,7 +61,7 @@ def main() -> None:
             for number in standard:
                 os.close(number)
             answers = socket.socket(fileno=answers_number)
-            answers.send(msgspec.json.encode(Started(pid)))
+            answers.send(msgspec.json.encode(StartedAnswer(pid)))
             pidfd = os.pidfd_open(pid)
             running[pidfd] = pid, answers
             poll.register(pidfd, select.POLLIN)

@@ -29,13 +29,13 @@ class Request(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-class Started(msgspec.Struct, frozen=True):
+class StartedAnswer(msgspec.Struct, frozen=True):
     """The answer once it runs."""
 
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedAnswer(msgspec.Struct, frozen=True):
     """The answer once it has ended; `status` is minus its signal's number if one ended it."""
 
     status: int
@@ -46,12 +46,12 @@ class Command:
 
     def __init__(self, answers: socket.socket) -> None:
         self._answers = answers
-        self.pid = msgspec.json.decode(answers.recv(100), type=Started).pid
+        self.pid = msgspec.json.decode(answers.recv(100), type=StartedAnswer).pid
 
     def wait(self) -> int:
         """Wait until it has ended, and return its exit status."""
         with self._answers:
-            return msgspec.json.decode(self._answers.recv(100), type=Ended).status
+            return msgspec.json.decode(self._answers.recv(100), type=EndedAnswer).status
 
 
 class WarmStart:

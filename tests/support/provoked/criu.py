@@ -28,7 +28,7 @@ WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedCriu:
     """A CRIU that has ended, and its log with what it said before there was one."""
 
     status: int
@@ -119,14 +119,14 @@ def fresh_directory() -> Iterator[Path]:
         shutil.rmtree(directory)
 
 
-def dump(pid: int, images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
+def dump(pid: int, images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> EndedCriu:
     """`criu dump` as crckpt calls it, with more `options`, started by `under`."""
     return _wait_for_end(
         dump_command(criu(), pid, _paths(images), DumpOptions(), leave_running=False), images, options, under
     )
 
 
-def restore(images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
+def restore(images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> EndedCriu:
     """`criu restore` as crckpt calls it, likewise."""
     return _wait_for_end(restore_command(criu(), _paths(images), DumpOptions(), sibling=False), images, options, under)
 
@@ -162,7 +162,7 @@ def _paths(images: Path) -> Paths:
     return Paths(images, work)
 
 
-def _wait_for_end(command: Sequence[str], images: Path, options: Sequence[str], under: Sequence[str]) -> Ended:
+def _wait_for_end(command: Sequence[str], images: Path, options: Sequence[str], under: Sequence[str]) -> EndedCriu:
     result = subprocess.run(
         [*under, *command, *options],
         stdin=subprocess.DEVNULL,
@@ -172,4 +172,4 @@ def _wait_for_end(command: Sequence[str], images: Path, options: Sequence[str], 
         check=False,
     )
     (log, *_) = (*images.with_name(f"{images.name}-work").glob("*.log"), None)
-    return Ended(result.returncode, result.stdout + result.stderr + (log.read_text() if log else ""))
+    return EndedCriu(result.returncode, result.stdout + result.stderr + (log.read_text() if log else ""))

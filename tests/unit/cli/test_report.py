@@ -11,7 +11,7 @@ from crckpt.store import Checkpoint
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory, in which the command runs."""
     path = tmp_path / "elsewhere"
     path.mkdir()
@@ -20,24 +20,24 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("checkpoints")
-def test_report_of_an_unknown_checkpoint_is_refused(command_line: CommandLine, elsewhere: Path) -> None:
+def test_report_of_an_unknown_checkpoint_is_refused(command_line: CommandLine, current_directory: Path) -> None:
     # By its name alone, whatever lies in the current directory.
-    (elsewhere / "dump").write_text("(00.01) Error (criu/a.c:1): x\n")
+    (current_directory / "dump").write_text("(00.01) Error (criu/a.c:1): x\n")
     output = command_line.run("report", "dump", status=12)
     assert "(for a log: crckpt report ./dump)" in output
-    assert [path.name for path in elsewhere.iterdir()] == ["dump"]
+    assert [path.name for path in current_directory.iterdir()] == ["dump"]
 
 
 @pytest.mark.parametrize("name", ["none.log", "./none", "/none"])
-def test_report_of_an_unknown_log_is_refused(command_line: CommandLine, elsewhere: Path, name: str) -> None:
+def test_report_of_an_unknown_log_is_refused(command_line: CommandLine, current_directory: Path, name: str) -> None:
     output = command_line.run("report", name, status=2)
     assert "cannot read the log" in output
-    assert list(elsewhere.iterdir()) == []
+    assert list(current_directory.iterdir()) == []
 
 
 def test_report_does_not_overwrite_an_existing_file(
-    command_line: CommandLine, elsewhere: Path, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, current_directory: Path, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
-    (elsewhere / "out.tar.gz").write_text("something else")
+    (current_directory / "out.tar.gz").write_text("something else")
     command_line.run("report", checkpoints[0].short_id, "--output", "out.tar.gz", status=2)
-    assert (elsewhere / "out.tar.gz").read_text() == "something else"
+    assert (current_directory / "out.tar.gz").read_text() == "something else"

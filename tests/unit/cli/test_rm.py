@@ -48,21 +48,21 @@ def test_rm_with_dry_run_removes_nothing(command_line: CommandLine, checkpoints:
 
 
 @pytest.fixture
-def stopped(repository: Repository, tmp_path: Path) -> Checkpoint:
+def stopped_checkpoint(repository: Repository, tmp_path: Path) -> Checkpoint:
     """A checkpoint of a program that its dump ended."""
     return store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
 
 
 def test_rm_without_a_terminal_keeps_the_last_checkpoint_of_a_stopped_program(
-    command_line: CommandLine, stopped: Checkpoint
+    command_line: CommandLine, stopped_checkpoint: Checkpoint
 ) -> None:
     output = command_line.run("rm", "job", "--all", status=REFUSED)
-    assert output.startswith(f"crckpt: nothing was removed: only {stopped.short_id} (job, ")
+    assert output.startswith(f"crckpt: nothing was removed: only {stopped_checkpoint.short_id} (job, ")
     assert "has the last state of a program that dump --stop ended; it was not restored" in output
     assert output.endswith("hint: to remove all the same: crckpt rm job --all --yes\n")
     command_line.run("rm", "job", "--json", status=REFUSED)
     assert "note: " in command_line.run("rm", "job", "--dry-run")
-    assert command_line.repository.checkpoints() == (stopped,)
+    assert command_line.repository.checkpoints() == (stopped_checkpoint,)
     command_line.run("rm", "job", "--yes")
     assert command_line.repository.checkpoints() == ()
 
@@ -70,7 +70,9 @@ def test_rm_without_a_terminal_keeps_the_last_checkpoint_of_a_stopped_program(
 @pytest.mark.parametrize(
     ("answer", "status"), [(b"y\n", 0), (b"n\n", REFUSED), (b"\n", REFUSED), (b"\x04", REFUSED)], ids=repr
 )
-def test_rm_asks_at_a_terminal(repository: Repository, stopped: Checkpoint, answer: bytes, status: int) -> None:
+def test_rm_asks_at_a_terminal(
+    repository: Repository, stopped_checkpoint: Checkpoint, answer: bytes, status: int
+) -> None:
     terminal, inside = pty.openpty()
     argv = [sys.executable, "-m", "crckpt", "rm", "job", "--store", str(repository.root)]
     with subprocess.Popen(argv, stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -85,6 +87,6 @@ def test_rm_asks_at_a_terminal(repository: Repository, stopped: Checkpoint, answ
         _, rest = process.communicate(timeout=60)
     os.close(terminal)
     assert process.returncode == status
-    assert stopped.short_id.encode() in output
+    assert stopped_checkpoint.short_id.encode() in output
     assert (b"nothing was removed" in rest) == bool(status)
     assert bool(repository.checkpoints()) == bool(status)

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.fixture
-def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_criu_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """No CRIU is named by the surroundings or lies on PATH."""
     monkeypatch.delenv("CRCKPT_CRIU", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")

@@ -10,7 +10,7 @@ from criu_scripts import script
 
 from crckpt.criu.candidates import Candidate, CriuFacts, candidates, recall, remember
 
-pytestmark = pytest.mark.usefixtures("nothing_else")
+pytestmark = pytest.mark.usefixtures("no_criu_on_this_host")
 
 
 def test_candidates_for_criu_are_in_order_of_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

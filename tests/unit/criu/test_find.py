@@ -16,7 +16,7 @@ from crckpt.criu.candidates import Candidate, CriuFacts, recall
 from crckpt.errors import HostCannot
 from crckpt.host.machine import read_criu_version
 
-pytestmark = pytest.mark.usefixtures("nothing_else")
+pytestmark = pytest.mark.usefixtures("no_criu_on_this_host")
 
 NOWHERE = Path("/nowhere")
 
@@ -61,7 +61,7 @@ def test_error_lists_why_each_candidate_was_rejected(tmp_path: Path, monkeypatch
 
 
 @pytest.fixture
-def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def working_criu(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CRIU that works here, from any place where crckpt looks."""
     monkeypatch.undo()
     known = find.search(None, None, tmp_path_factory.getbasetemp() / "criu.json")
@@ -70,10 +70,10 @@ def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     return known.criu.path
 
 
-def test_criu_that_works_is_found_and_cached(working: Path, cache_file: Path, tmp_path: Path) -> None:
+def test_criu_that_works_is_found_and_cached(working_criu: Path, cache_file: Path, tmp_path: Path) -> None:
     """The search leaves no child process and no open descriptor; a replaced file is not taken from the cache."""
     link = tmp_path / "criu"
-    link.symlink_to(working)
+    link.symlink_to(working_criu)
     before = children(), descriptors()
     found = find.search(link, None, cache_file).criu
     assert found is not None
@@ -82,20 +82,20 @@ def test_criu_that_works_is_found_and_cached(working: Path, cache_file: Path, tm
     assert recall(link, cache_file) == CriuFacts(found.version, found.digest, found.locks_by_nftables)
     assert read_criu_version(link) == found.version
     link.unlink()
-    shutil.copy(working, link)
+    shutil.copy(working_criu, link)
     os.utime(link, (1, 1))
     assert recall(link, cache_file) is None, "the file was replaced"
 
 
-def test_cache_entries_of_existing_files_are_kept(working: Path, cache_file: Path) -> None:
+def test_cache_entries_of_existing_files_are_kept(working_criu: Path, cache_file: Path) -> None:
     cache_file.parent.mkdir()
     other = str(cache_file.parent)
     cache_file.write_text(json.dumps({other: {"version": "1"}, f"{other}/gone": {"version": "1"}}))
-    found = find.search(working, None, cache_file).criu
+    found = find.search(working_criu, None, cache_file).criu
     assert found is not None
-    assert json.loads(cache_file.read_text()).keys() == {other, str(working)}
+    assert json.loads(cache_file.read_text()).keys() == {other, str(working_criu)}
 
 
-def test_unwritable_cache_is_ignored(working: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_is_ignored(working_criu: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert find.search(working, None, tmp_path / "file/criu.json").criu is not None
+    assert find.search(working_criu, None, tmp_path / "file/criu.json").criu is not None

@@ -69,7 +69,7 @@ def served(path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def socket_path(tmp_path: Path) -> Iterator[Path]:
     tmp_path.chmod(0o700)
     with served(tmp_path / "socket") as path:
         yield path
@@ -91,18 +91,18 @@ def answers(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("packet", [b"hello", b"\n", b"\0", b"\xff\xfe\0", b'{"do": "sleep"}', b"[" * 60_000, b"null"])
-def test_helper_refuses_an_unknown_request(place: Path, packet: bytes) -> None:
-    with connected(place) as channel:
+def test_helper_refuses_an_unknown_request(socket_path: Path, packet: bytes) -> None:
+    with connected(socket_path) as channel:
         channel.connection.send(packet)
         assert "unknown request" in channel.receive(Answer, PATIENCE_S).text
         assert channel.ask(Question("well?"), Answer, PATIENCE_S).text == "well?"
-    assert answers(place)
+    assert answers(socket_path)
 
 
-def test_helper_drops_a_peer_that_reads_no_answers(place: Path) -> None:
-    with smaller_bounds(serve, _PATIENCE_S=0.2), connected(place) as deaf:
+def test_helper_drops_a_peer_that_reads_no_answers(socket_path: Path) -> None:
+    with smaller_bounds(serve, _PATIENCE_S=0.2), connected(socket_path) as deaf:
         assert is_dropped(deaf)
-        assert answers(place)
+        assert answers(socket_path)
 
 
 def is_dropped(peer: Channel) -> bool:
@@ -115,33 +115,33 @@ def is_dropped(peer: Channel) -> bool:
     return False
 
 
-def test_helper_answers_others_although_many_peers_are_silent(place: Path) -> None:
+def test_helper_answers_others_although_many_peers_are_silent(socket_path: Path) -> None:
     with ExitStack() as stack:
         for _ in range(3 * MOST_PEERS):
-            stack.enter_context(connected(place))
-        assert answers(place)
+            stack.enter_context(connected(socket_path))
+        assert answers(socket_path)
 
 
-def test_message_to_a_helper_larger_than_a_packet_arrives(place: Path) -> None:
-    with connected(place) as channel:
+def test_message_to_a_helper_larger_than_a_packet_arrives(socket_path: Path) -> None:
+    with connected(socket_path) as channel:
         assert len(channel.ask(Question("x" * 3_000_000), Answer, PATIENCE_S).text) == 3_000_000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_helper_does_not_answer_other_users(place: Path) -> None:
-    place.chmod(0o777)
+def test_helper_does_not_answer_other_users(socket_path: Path) -> None:
+    socket_path.chmod(0o777)
     # Where it lies only root can go; who is there already can connect.
-    directory = os.open(place.parent, os.O_PATH)
-    place.parent.chmod(0o711)
+    directory = os.open(socket_path.parent, os.O_PATH)
+    socket_path.parent.chmod(0o711)
 
     def check() -> None:
         os.chdir(directory)
-        with connected(Path(place.name)) as channel, pytest.raises(HelperEnded):
+        with connected(Path(socket_path.name)) as channel, pytest.raises(HelperEnded):
             channel.ask(Question("well?"), Answer, PATIENCE_S)
 
     as_user(check)
     os.close(directory)
-    assert answers(place)
+    assert answers(socket_path)
 
 
 def pair() -> tuple[Channel, Channel]:

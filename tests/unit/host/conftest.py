@@ -24,14 +24,14 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def waiting() -> Iterator[subprocess.Popen[bytes]]:
+def waiting_program() -> Iterator[subprocess.Popen[bytes]]:
     """A program that does nothing."""
     with program(WAIT_STATEMENTS) as process:
         yield process
 
 
 @pytest.fixture
-def ended() -> Iterator[int]:
+def zombie() -> Iterator[int]:
     """The PID of a process that has ended and is not reaped yet."""
     process = subprocess.Popen(["/bin/true"], stdin=subprocess.DEVNULL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -19,15 +19,15 @@ WITHIN_S = 60
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def list_directory(tmp_path: Path) -> Path:
     """The directory of the lists."""
     return tmp_path
 
 
 @pytest.fixture
-def compiled(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bytecode_file(list_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The compiled file of a module that is loaded."""
-    path = place / "module.pyc"
+    path = list_directory / "module.pyc"
     path.write_bytes(bytes(1 << 20))
     module = ModuleType("of_this_test")
     vars(module)["__cached__"] = str(path)
@@ -56,49 +56,51 @@ def is_in_memory(path: Path) -> bool:
     return int(result.stdout.split()[0]) > 0
 
 
-def test_modules_of_the_last_run_are_read_ahead(place: Path, compiled: Path) -> None:
-    cold_start.note(COMMAND, place, may_write=True)
-    assert str(compiled) in noted(place).read_text().split("\n")
-    forget(compiled, noted(place))
-    cold_start.read_ahead(COMMAND, place)
+def test_modules_of_the_last_run_are_read_ahead(list_directory: Path, bytecode_file: Path) -> None:
+    cold_start.note(COMMAND, list_directory, may_write=True)
+    assert str(bytecode_file) in noted(list_directory).read_text().split("\n")
+    forget(bytecode_file, noted(list_directory))
+    cold_start.read_ahead(COMMAND, list_directory)
     until = time.monotonic() + WITHIN_S
-    while not is_in_memory(compiled):
+    while not is_in_memory(bytecode_file):
         assert time.monotonic() < until, "the module was not read"
         time.sleep(0.002)
 
 
-def test_modules_are_not_read_ahead_if_their_list_is_already_in_memory(place: Path, compiled: Path) -> None:
-    cold_start.note(COMMAND, place, may_write=True)
-    forget(compiled)
-    assert is_in_memory(noted(place))
+def test_modules_are_not_read_ahead_if_their_list_is_already_in_memory(
+    list_directory: Path, bytecode_file: Path
+) -> None:
+    cold_start.note(COMMAND, list_directory, may_write=True)
+    forget(bytecode_file)
+    assert is_in_memory(noted(list_directory))
     before = threading.enumerate()
-    cold_start.read_ahead(COMMAND, place)
+    cold_start.read_ahead(COMMAND, list_directory)
     assert threading.enumerate() == before
-    assert not is_in_memory(compiled)
+    assert not is_in_memory(bytecode_file)
 
 
 @pytest.mark.parametrize(("count", "stays"), [(100_000, True), (10, False)])
-def test_list_of_modules_is_replaced_only_by_a_longer_one(place: Path, count: int, *, stays: bool) -> None:
-    cold_start.note(COMMAND, place, may_write=True)
-    path = noted(place)
+def test_list_of_modules_is_replaced_only_by_a_longer_one(list_directory: Path, count: int, *, stays: bool) -> None:
+    cold_start.note(COMMAND, list_directory, may_write=True)
+    path = noted(list_directory)
     before = b"\n".join([b"/gone/module.pyc"] * count)
     path.write_bytes(before)
-    cold_start.note(COMMAND, place, may_write=True)
+    cold_start.note(COMMAND, list_directory, may_write=True)
     assert (path.read_bytes() == before) == stays
-    assert [*place.iterdir()] == [path]
+    assert [*list_directory.iterdir()] == [path]
 
 
-def test_list_of_modules_is_not_recorded_without_bytecode_files(place: Path) -> None:
-    cold_start.note(COMMAND, place, may_write=False)
-    assert [*place.iterdir()] == []
+def test_list_of_modules_is_not_recorded_without_bytecode_files(list_directory: Path) -> None:
+    cold_start.note(COMMAND, list_directory, may_write=False)
+    assert [*list_directory.iterdir()] == []
 
 
-def test_damaged_list_of_modules_is_ignored(place: Path) -> None:
-    cold_start.note(COMMAND, place, may_write=True)
-    path = noted(place)
-    path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(place) + b"\n")
+def test_damaged_list_of_modules_is_ignored(list_directory: Path) -> None:
+    cold_start.note(COMMAND, list_directory, may_write=True)
+    path = noted(list_directory)
+    path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(list_directory) + b"\n")
     forget(path)
-    cold_start.read_ahead(COMMAND, place)
+    cold_start.read_ahead(COMMAND, list_directory)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(WITHIN_S)
@@ -109,18 +111,18 @@ def test_list_of_modules_is_neither_recorded_nor_read_without_a_directory() -> N
     cold_start.read_ahead(COMMAND, Path("/proc/1/nowhere"))
 
 
-def test_list_of_modules_is_private_and_ignored_if_others_can_write_it(place: Path) -> None:
-    cold_start.note(COMMAND, place, may_write=True)
-    path = noted(place)
+def test_list_of_modules_is_private_and_ignored_if_others_can_write_it(list_directory: Path) -> None:
+    cold_start.note(COMMAND, list_directory, may_write=True)
+    path = noted(list_directory)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o666)
     path.write_text("/dev/zero\n" * 100_000)
     forget(path)
     before = threading.enumerate()
-    cold_start.read_ahead(COMMAND, place)
+    cold_start.read_ahead(COMMAND, list_directory)
     assert threading.enumerate() == before
     assert not is_in_memory(path)
     # It is replaced, though it names more.
-    cold_start.note(COMMAND, place, may_write=True)
+    cold_start.note(COMMAND, list_directory, may_write=True)
     assert path.stat().st_mode & 0o777 == 0o600
     assert "/dev/zero" not in path.read_text()

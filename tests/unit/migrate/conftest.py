@@ -16,6 +16,6 @@ def is_root() -> None:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
+def destination_store(tmp_path: Path) -> Path:
     """The store of the destination; not made yet."""
     return tmp_path / "store"

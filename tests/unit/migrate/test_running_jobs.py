@@ -25,14 +25,14 @@ MANY_BYTES = 64 << 20
 LARGE = f"memory = bytearray(os.urandom(1 << 20)) * {MANY_BYTES >> 20}; {WAIT_STATEMENTS}"
 
 
-class Found(NamedTuple):
+class RunningJobs(NamedTuple):
     """The jobs that run here."""
 
     jobs: tuple[RunningJob, ...]
     excluded: tuple[MoveOutcome, ...]
 
 
-class Store:
+class JobStore:
     """A store whose checkpoints are of live processes."""
 
     def __init__(self, repository: Repository, base: Path) -> None:
@@ -60,9 +60,9 @@ class Store:
             RestoredTree(identify_live_root(read(pid)), StoreId(store), JobName(job), CheckpointId("0" * 64))
         )
 
-    def find(self) -> Found:
+    def find(self) -> RunningJobs:
         """Find what runs here."""
-        return Found(*find_running_jobs(self.repository))
+        return RunningJobs(*find_running_jobs(self.repository))
 
     def find_names(self) -> list[str]:
         """Find the jobs to move."""
@@ -70,12 +70,12 @@ class Store:
 
 
 @pytest.fixture
-def stored(repository: Repository, tmp_path: Path) -> Store:
-    return Store(repository, tmp_path)
+def job_store(repository: Repository, tmp_path: Path) -> JobStore:
+    return JobStore(repository, tmp_path)
 
 
 @pytest.fixture
-def waiting() -> Iterator[int]:
+def waiting_pid() -> Iterator[int]:
     """The PID of a program that waits."""
     with program(WAIT_STATEMENTS) as process:
         yield process.pid
@@ -87,52 +87,52 @@ def before(pid: int) -> dict[str, object]:
     return asdict(replace(root, start=root.start - 1).identity)
 
 
-def test_running_jobs_are_listed_by_size_with_the_largest_first(stored: Store, waiting: int) -> None:
+def test_running_jobs_are_listed_by_size_with_the_largest_first(job_store: JobStore, waiting_pid: int) -> None:
     with program(LARGE) as large:
-        for job, pid in (("one", waiting), ("other", large.pid)):
-            stored.record(job, pid)
-        found = stored.find()
-        assert [(job.job, job.root.pid) for job in found.jobs] == [("other", large.pid), ("one", waiting)]
+        for job, pid in (("one", waiting_pid), ("other", large.pid)):
+            job_store.record(job, pid)
+        found = job_store.find()
+        assert [(job.job, job.root.pid) for job in found.jobs] == [("other", large.pid), ("one", waiting_pid)]
         assert found.jobs[0].memory_bytes >= MANY_BYTES
         assert found.excluded == ()
 
 
-def test_job_of_an_ended_program_is_not_listed_as_running(stored: Store) -> None:
+def test_job_of_an_ended_program_is_not_listed_as_running(job_store: JobStore) -> None:
     with program(WAIT_STATEMENTS) as process:
-        stored.record("job", process.pid)
-        assert stored.find_names() == ["job"]
-    assert stored.find() == ((), ())
+        job_store.record("job", process.pid)
+        assert job_store.find_names() == ["job"]
+    assert job_store.find() == ((), ())
 
 
-def test_job_whose_pid_another_process_has_is_not_listed_as_running(stored: Store, waiting: int) -> None:
-    stored.record("earlier", waiting, root=before(waiting))
-    stored.record("rebooted", waiting, root=before(waiting) | {"boot_id": "another"})
-    assert stored.find_names() == []
+def test_job_whose_pid_another_process_has_is_not_listed_as_running(job_store: JobStore, waiting_pid: int) -> None:
+    job_store.record("earlier", waiting_pid, root=before(waiting_pid))
+    job_store.record("rebooted", waiting_pid, root=before(waiting_pid) | {"boot_id": "another"})
+    assert job_store.find_names() == []
 
 
-def test_running_job_is_found_only_by_its_newest_checkpoint(stored: Store, waiting: int) -> None:
-    stored.record("job", waiting)
-    stored.record("job", waiting, root=before(waiting))
-    assert stored.find_names() == []
+def test_running_job_is_found_only_by_its_newest_checkpoint(job_store: JobStore, waiting_pid: int) -> None:
+    job_store.record("job", waiting_pid)
+    job_store.record("job", waiting_pid, root=before(waiting_pid))
+    assert job_store.find_names() == []
 
 
-def test_running_job_is_found_by_its_tracked_root(stored: Store, waiting: int) -> None:
-    stored.record("job", waiting, root=before(waiting), tracked_root=asdict(read(waiting).identity))
-    assert stored.find_names() == ["job"]
+def test_running_job_is_found_by_its_tracked_root(job_store: JobStore, waiting_pid: int) -> None:
+    job_store.record("job", waiting_pid, root=before(waiting_pid), tracked_root=asdict(read(waiting_pid).identity))
+    assert job_store.find_names() == ["job"]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_running_job_is_found_by_its_record_of_a_restore(stored: Store, waiting: int, is_ours: bool) -> None:
+def test_running_job_is_found_by_its_record_of_a_restore(job_store: JobStore, waiting_pid: int, is_ours: bool) -> None:
     """The program was restored from this store, possibly by a move."""
-    stored.record("job", waiting, root=before(waiting))
-    stored.restore("job", waiting, stored.repository.id if is_ours else "another")
-    assert stored.find_names() == (["job"] if is_ours else [])
+    job_store.record("job", waiting_pid, root=before(waiting_pid))
+    job_store.restore("job", waiting_pid, job_store.repository.id if is_ours else "another")
+    assert job_store.find_names() == (["job"] if is_ours else [])
 
 
-def test_only_the_later_of_two_jobs_of_one_program_is_moved(stored: Store, waiting: int) -> None:
+def test_only_the_later_of_two_jobs_of_one_program_is_moved(job_store: JobStore, waiting_pid: int) -> None:
     for job in ("first", "second"):
-        stored.record(job, waiting)
-    found = stored.find()
+        job_store.record(job, waiting_pid)
+    found = job_store.find()
     assert [job.job for job in found.jobs] == ["second"]
     assert [(each.job, each.outcome) for each in found.excluded] == [("first", "included")]
     assert "second" in found.excluded[0].why
@@ -146,32 +146,34 @@ child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
 """
 
 
-def test_job_of_a_subtree_is_not_moved_separately(stored: Store) -> None:
+def test_job_of_a_subtree_is_not_moved_separately(job_store: JobStore) -> None:
     with program(PARENT) as process:
         (child,) = proc.children(process.pid)
-        stored.record("part", child)
-        stored.record("whole", process.pid)
-        found = stored.find()
+        job_store.record("part", child)
+        job_store.record("whole", process.pid)
+        found = job_store.find()
         assert [job.job for job in found.jobs] == ["whole"]
         assert [(each.job, each.pid, each.outcome) for each in found.excluded] == [("part", child, "included")]
 
 
 @pytest.mark.parametrize("find_pid", [os.getpid, os.getppid])
-def test_tree_in_which_crckpt_runs_is_not_moved(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
-    stored.record("own", find_pid())
+def test_tree_in_which_crckpt_runs_is_not_moved(
+    job_store: JobStore, waiting_pid: int, find_pid: Callable[[], int]
+) -> None:
+    job_store.record("own", find_pid())
     # A child of ours: only what crckpt runs in stays.
-    stored.record("other", waiting)
-    found = stored.find()
+    job_store.record("other", waiting_pid)
+    found = job_store.find()
     assert [job.job for job in found.jobs] == ["other"]
     assert [(each.job, each.outcome) for each in found.excluded] == [("own", "stayed")]
 
 
-def test_job_with_an_unreadable_manifest_is_reported(stored: Store, waiting: int) -> None:
-    stored.record("job", waiting, root=7)
-    assert [(each.job, each.pid, each.outcome) for each in stored.find().excluded] == [("job", None, "unknown")]
+def test_job_with_an_unreadable_manifest_is_reported(job_store: JobStore, waiting_pid: int) -> None:
+    job_store.record("job", waiting_pid, root=7)
+    assert [(each.job, each.pid, each.outcome) for each in job_store.find().excluded] == [("job", None, "unknown")]
 
 
-def test_running_job_found_in_two_ways_is_listed_once(stored: Store, waiting: int) -> None:
-    stored.record("job", waiting)
-    stored.restore("job", waiting, stored.repository.id)
-    assert stored.find_names() == ["job"]
+def test_running_job_found_in_two_ways_is_listed_once(job_store: JobStore, waiting_pid: int) -> None:
+    job_store.record("job", waiting_pid)
+    job_store.restore("job", waiting_pid, job_store.repository.id)
+    assert job_store.find_names() == ["job"]

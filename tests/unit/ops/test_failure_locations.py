@@ -16,13 +16,13 @@ from crckpt.ops.failure_locations import name_place_in_tree
 
 
 @pytest.fixture
-def listening() -> Iterator[socket.socket]:
+def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as found:
         yield found
 
 
 @pytest.fixture
-def seen(listening: socket.socket) -> Observed:
+def observation(listener: socket.socket) -> Observed:
     own = proc.read_process(os.getpid())
     assert own is not None
     return observe(own, own)
@@ -36,33 +36,35 @@ def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
 
 
 def test_socket_that_was_observed_before_the_dump_is_named_in_the_error(
-    seen: Observed, listening: socket.socket
+    observation: Observed, listener: socket.socket
 ) -> None:
-    assert _path(seen, listening.fileno()) == f"tcp 127.0.0.1:{listening.getsockname()[1]} (listen)"
+    assert _path(observation, listener.fileno()) == f"tcp 127.0.0.1:{listener.getsockname()[1]} (listen)"
 
 
-def test_socket_created_after_the_observation_is_named_in_the_error(seen: Observed) -> None:
+def test_socket_created_after_the_observation_is_named_in_the_error(observation: Observed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as new:
-        assert _path(seen, new.fileno()) == f"tcp 127.0.0.1:{new.getsockname()[1]} (listen)"
+        assert _path(observation, new.fileno()) == f"tcp 127.0.0.1:{new.getsockname()[1]} (listen)"
 
 
-def test_descriptor_that_was_reused_is_not_named_in_the_error(seen: Observed, listening: socket.socket) -> None:
+def test_descriptor_that_was_reused_is_not_named_in_the_error(observation: Observed, listener: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        os.dup2(other.fileno(), listening.fileno())
-        assert _path(seen, listening.fileno()) == ""
+        os.dup2(other.fileno(), listener.fileno())
+        assert _path(observation, listener.fileno()) == ""
 
 
-def test_descriptors_of_ended_or_unobserved_processes_are_not_named(seen: Observed, listening: socket.socket) -> None:
-    replaced = replace(seen.tree.root, start=seen.tree.root.start + 1)
+def test_descriptors_of_ended_or_unobserved_processes_are_not_named(
+    observation: Observed, listener: socket.socket
+) -> None:
+    replaced = replace(observation.tree.root, start=observation.tree.root.start + 1)
     tree = proc.Tree(replaced, (replaced,))
-    assert _path(replace(seen, tree=tree), listening.fileno()) == ""
-    assert _path(seen, listening.fileno(), os.getppid()) == ""
+    assert _path(replace(observation, tree=tree), listener.fileno()) == ""
+    assert _path(observation, listener.fileno(), os.getppid()) == ""
 
 
-def test_pipe_in_an_error_is_named_by_its_link_in_proc_fd(seen: Observed) -> None:
+def test_pipe_in_an_error_is_named_by_its_link_in_proc_fd(observation: Observed) -> None:
     reads, writes = os.pipe()
     try:
-        assert _path(seen, reads).startswith("pipe:[")
+        assert _path(observation, reads).startswith("pipe:[")
     finally:
         os.close(reads)
         os.close(writes)

@@ -18,7 +18,7 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[Writers]:
+def forked_writers() -> Iterator[Writers]:
     """Writers for all tests of a module, because they take time to start."""
     with writers() as found:
         yield found

@@ -481,7 +481,7 @@ def _stored(repository: Repository, base: Path, files: dict[str, bytes], details
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with one checkpoint of real images, to be copied."""
     base = tmp_path_factory.mktemp("whole")
     repository = open_store(base)
@@ -548,10 +548,10 @@ def commands(evil: str, out: Path) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_commands_on_a_hostile_store_end_and_change_nothing_outside(
-    name: str, whole: Path, runner: Runner, tmp_path: Path
+    name: str, intact_store: Path, runner: Runner, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    shutil.copytree(whole, root)
+    shutil.copytree(intact_store, root)
     canary = _canary(tmp_path)
     attacked = Store(root, canary)
     found = ATTACKS[name](attacked)
@@ -574,10 +574,10 @@ def test_commands_on_a_hostile_store_end_and_change_nothing_outside(
     + [name for name in ATTACKS if name.endswith("nested") and not name.startswith(("facts", "details"))],
 )
 def test_hostile_entry_of_a_store_affects_no_other_checkpoint(
-    name: str, whole: Path, runner: Runner, tmp_path: Path
+    name: str, intact_store: Path, runner: Runner, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    shutil.copytree(whole, root)
+    shutil.copytree(intact_store, root)
     attacked = Store(root, _canary(tmp_path))
     evil = ATTACKS[name](attacked)
     code, output = runner.run("list", "--json", "--store", str(root))
@@ -598,10 +598,10 @@ def test_hostile_entry_of_a_store_affects_no_other_checkpoint(
     "name", ["frame of 4 GiB", "columns of 4 GiB", "inventory of zeros", "index of zeros", "many descriptors"]
 )
 def test_huge_sizes_declared_in_a_store_are_integrity_errors(
-    name: str, whole: Path, runner: Runner, tmp_path: Path
+    name: str, intact_store: Path, runner: Runner, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    shutil.copytree(whole, root)
+    shutil.copytree(intact_store, root)
     evil = ATTACKS[name](Store(root, _canary(tmp_path)))
     code, output = runner.run("show", str(evil), "--store", str(root))
     # An index that is too large is refused with its manifest.
@@ -628,11 +628,11 @@ REPAIRS: dict[str, Attack] = {
 
 @pytest.mark.parametrize("name", REPAIRS)
 def test_repair_of_a_hostile_store_stays_inside_the_store(
-    name: str, whole: Path, runner: Runner, tmp_path: Path
+    name: str, intact_store: Path, runner: Runner, tmp_path: Path
 ) -> None:
     """Either of the two stores may have been attacked."""
     for root in (tmp_path / "evil", tmp_path / "good"):
-        shutil.copytree(whole, root)
+        shutil.copytree(intact_store, root)
     canary = _canary(tmp_path)
     evil, good = (str(tmp_path / name) for name in ("evil", "good"))
     REPAIRS[name](Store(tmp_path / "evil", canary))
@@ -643,9 +643,9 @@ def test_repair_of_a_hostile_store_stays_inside_the_store(
     assert _picture(canary) == before
 
 
-def test_linked_dump_logs_are_not_reported(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_linked_dump_logs_are_not_reported(intact_store: Path, runner: Runner, tmp_path: Path) -> None:
     root = tmp_path / "store"
-    shutil.copytree(whole, root)
+    shutil.copytree(intact_store, root)
     attacked = Store(root, _canary(tmp_path))
     _log_is_link(attacked)
     (root / "tmp/13-ab").symlink_to(attacked.canary)
@@ -656,19 +656,19 @@ def test_linked_dump_logs_are_not_reported(whole: Path, runner: Runner, tmp_path
     assert "logs/" not in listed.stdout
 
 
-def test_export_into_a_directory_of_another_user_is_refused(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_export_into_a_directory_of_another_user_is_refused(intact_store: Path, runner: Runner, tmp_path: Path) -> None:
     for name, owner, mode in (("theirs", NOBODY, 0o777), ("open", os.geteuid(), 0o777), ("read", NOBODY, 0o755)):
         target = tmp_path / name
         target.mkdir()
         target.chmod(mode)
         os.chown(target, owner, -1)
-        code, output = runner.run("export", "job", str(target), "--store", str(whole))
+        code, output = runner.run("export", "job", str(target), "--store", str(intact_store))
         assert (code, "others can change it" in output) == (2, True), output
         assert list(target.iterdir()) == []
     (tmp_path / "ours").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path / "ours")
-    assert runner.run("export", "job", str(tmp_path / "link"), "--store", str(whole))[0] == 2
-    assert runner.run("export", "job", str(tmp_path / "ours"), "--store", str(whole))[0] == 0
+    assert runner.run("export", "job", str(tmp_path / "link"), "--store", str(intact_store))[0] == 2
+    assert runner.run("export", "job", str(tmp_path / "ours"), "--store", str(intact_store))[0] == 0
     assert (tmp_path / "ours/inventory.img").exists()
 
 
@@ -736,10 +736,10 @@ def test_forged_images_are_imported_or_refused(name: str, runner: Runner, tmp_pa
     assert runner.run("verify", "--all", "--store", str(tmp_path / "new"))[0] in (0, 10)
 
 
-def test_lack_of_memory_for_a_hostile_store_is_reported(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_lack_of_memory_for_a_hostile_store_is_reported(intact_store: Path, runner: Runner, tmp_path: Path) -> None:
     """With almost no memory left, a command says so, and not that it has a bug."""
     assert EXTENT.itemsize == 24
-    words = json.dumps(["list", "--store", str(whole)])
+    words = json.dumps(["list", "--store", str(intact_store)])
     program = (
         "import json, resource, sys\nfrom crckpt.cli import app\n"
         "def full(*_): raise MemoryError\n"

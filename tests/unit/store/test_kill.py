@@ -60,12 +60,12 @@ def _moments(steps_taken: Counter[str]) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("act", [*ACTS, LOCK], ids=lambda act: act.name)
-def test_command_killed_before_any_step_leaves_a_valid_store(act: Act, stage: Stage, forked: Writers) -> None:
+def test_command_killed_before_any_step_leaves_a_valid_store(act: Act, stage: Stage, forked_writers: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
-    for moment in _moments(_steps(stage, forked, act)):
+    for moment in _moments(_steps(stage, forked_writers, act)):
         with stage.copy() as copy:
             order = Order(act.act, str(copy.root), copy.arguments(act), kill_at=moment)
-            assert forked.status(order) == -signal.SIGKILL, moment
+            assert forked_writers.status(order) == -signal.SIGKILL, moment
             repository = Repository.open(copy.root)
             assert holders(copy.root) == ()
             check(copy.root, before, act)
@@ -75,57 +75,58 @@ def test_command_killed_before_any_step_leaves_a_valid_store(act: Act, stage: St
             assert collect_garbage(repository).leftovers == ()
 
 
-def test_creation_of_a_store_killed_before_any_step_can_be_repeated(stage: Stage, forked: Writers) -> None:
+def test_creation_of_a_store_killed_before_any_step_can_be_repeated(stage: Stage, forked_writers: Writers) -> None:
     def order(base: Path, moment: str = "") -> Order:
         return Order("create", str(base / "above/store"), kill_at=moment)
 
     with memory_directory() as base:
-        steps_taken = Counter(entry.name for entry in forked.record_steps(order(base), base / "log"))
+        steps_taken = Counter(entry.name for entry in forked_writers.record_steps(order(base), base / "log"))
     for name, times in steps_taken.items():
         for number in range(1, times + 1):
             with memory_directory() as base:
-                assert forked.status(order(base, f"{name}:{number}")) == -signal.SIGKILL
+                assert forked_writers.status(order(base, f"{name}:{number}")) == -signal.SIGKILL
                 repository = Repository.open(base / "above/store", create=True)
                 checkpoint = ingest(repository, stage.base / "sets/next", described())
                 collect_garbage(repository)
                 check(repository.root, [checkpoint], CREATE)
 
 
-def test_command_killed_while_images_are_restored_leaves_a_valid_store(stage: Stage, forked: Writers) -> None:
+def test_command_killed_while_images_are_restored_leaves_a_valid_store(stage: Stage, forked_writers: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
-    for moment in _moments(_steps(stage, forked, RESTORE)):
+    for moment in _moments(_steps(stage, forked_writers, RESTORE)):
         with stage.copy() as copy:
             (copy.base / "out").mkdir()
             order = Order(RESTORE.act, str(copy.root), copy.arguments(RESTORE), kill_at=moment)
-            assert forked.status(order) == -signal.SIGKILL
+            assert forked_writers.status(order) == -signal.SIGKILL
             check(copy.root, before, RESTORE)
 
 
-def test_repair_killed_before_any_step_leaves_a_valid_store(stage: Stage, forked: Writers) -> None:
+def test_repair_killed_before_any_step_leaves_a_valid_store(stage: Stage, forked_writers: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     # In a copy of its own: a verification notes what it finds.
     with stage.copy() as copy:
         spoil(copy)
         lost = set(verify(Repository.open(copy.root)).lost)
-    for moment in _moments(_steps(stage, forked, REPAIR)):
+    for moment in _moments(_steps(stage, forked_writers, REPAIR)):
         with stage.copy() as copy:
             spoil(copy)
             order = Order(REPAIR.act, str(copy.root), copy.arguments(REPAIR), kill_at=moment)
-            assert forked.status(order) == -signal.SIGKILL, moment
+            assert forked_writers.status(order) == -signal.SIGKILL, moment
             assert set(verify(Repository.open(copy.root)).lost) <= lost
             whole = Repository.open(copy.base / "whole")
             assert repair(Repository.open(copy.root), source=whole).now.damages == ()
             check(copy.root, before, REPAIR)
 
 
-def test_every_step_of_the_store_is_tested_with_a_kill(stage: Stage, forked: Writers) -> None:
+def test_every_step_of_the_store_is_tested_with_a_kill(stage: Stage, forked_writers: Writers) -> None:
     """The code has no step that the tests above do not interrupt."""
     steps_taken: set[str] = set()
     for act in (*ACTS, LOCK, RESTORE, REPAIR):
-        steps_taken |= set(_steps(stage, forked, act))
+        steps_taken |= set(_steps(stage, forked_writers, act))
     with memory_directory() as base:
         steps_taken |= {
-            entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")
+            entry.name
+            for entry in forked_writers.record_steps(Order("create", str(base / "above/store")), base / "log")
         }
     code = Path(crckpt.__file__).parent
     sources = [path.read_text() for path in (code / "store").rglob("*.py")]

@@ -95,25 +95,25 @@ def _recorded(forked: Writers, stage: Stage, act: Act, kill_at: str = "") -> lis
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-def test_power_cut_at_any_step_keeps_what_was_promised(act: Act, stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step_keeps_what_was_promised(act: Act, stage: Stage, forked_writers: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         disk = Disk(copy.root)
-        entries = _recorded(forked, copy, act)
+        entries = _recorded(forked_writers, copy, act)
         for found, is_after_all in _cuts_at_any_moment(disk, entries, copy.root):
             if is_after_all:
                 assert _promise(found) == _promise(copy.root)
             check(found, before, act)
 
 
-def test_power_cut_while_two_packs_are_added(stage: Stage, forked: Writers) -> None:
+def test_power_cut_while_two_packs_are_added(stage: Stage, forked_writers: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     act = Act("ingest", "ingest", ("/large", "large"), adds=1)
     pages = tuple(number.to_bytes(PAGE_SIZE) for number in range(1, 4500))
     with stage.copy() as copy:
         write_set(copy.base / "large", ImageSet({"pagemap-7.img": [Area(0, pages)]}))
         disk = Disk(copy.root)
-        entries = _recorded(forked, copy, act)
+        entries = _recorded(forked_writers, copy, act)
         names = [entry.name for entry in entries]
         assert names.count("pack.rename") == 2
         begin = names.index("pack.rename")
@@ -124,14 +124,14 @@ def test_power_cut_while_two_packs_are_added(stage: Stage, forked: Writers) -> N
             check(found, before, act)
 
 
-def test_power_cut_at_any_step_of_a_repair(stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step_of_a_repair(stage: Stage, forked_writers: Writers) -> None:
     """No more is lost than before, and repaired files stay repaired. Another repair finishes the work."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         spoil(copy)
         lost = set(verify(Repository.open(copy.root)).lost)
         disk = Disk(copy.root)
-        entries = _recorded(forked, copy, REPAIR)
+        entries = _recorded(forked_writers, copy, REPAIR)
         assert lost == {checkpoint.id for checkpoint in before}
         for found, is_after_all in _cuts_at_any_moment(disk, entries, copy.root):
             repository = Repository.open(found)
@@ -143,12 +143,12 @@ def test_power_cut_at_any_step_of_a_repair(stage: Stage, forked: Writers) -> Non
             check(found, before, REPAIR)
 
 
-def test_power_cut_at_any_step_of_the_creation(stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step_of_the_creation(stage: Stage, forked_writers: Writers) -> None:
     with memory_directory() as base:
         disk = Disk(base)
         store = Stage(base / "above/below")
         order = Order("create-ingest", str(store.root), (str(stage.base / "sets/next"), "job"))
-        entries = forked.record_steps(order, base / "log")
+        entries = forked_writers.record_steps(order, base / "log")
         for found, is_after_all in _cuts_at_any_moment(disk, entries, base):
             root = found / "above/below/store"
             Repository.open(root, create=not is_after_all)
@@ -158,22 +158,22 @@ def test_power_cut_at_any_step_of_the_creation(stage: Stage, forked: Writers) ->
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-def test_power_cut_after_a_kill_keeps_what_was_promised(act: Act, stage: Stage, forked: Writers) -> None:
+def test_power_cut_after_a_kill_keeps_what_was_promised(act: Act, stage: Stage, forked_writers: Writers) -> None:
     """The next process relies on data that the killed one has not synced."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         names = dict.fromkeys(
-            entry.name for entry in _recorded(forked, copy, act) if entry.verb in STEPS_AFTER_UNSYNCED_CHANGES
+            entry.name for entry in _recorded(forked_writers, copy, act) if entry.verb in STEPS_AFTER_UNSYNCED_CHANGES
         )
     followers = (act, GC) if act.adds or act.act == "tag" else (GC, ACTS[0])
     both = replace(act, adds=act.adds + 1)
     for seed, name in enumerate(some([*names], ACTS.index(act))):
         with stage.copy() as copy:
             disk = Disk(copy.root)
-            _apply(disk, _recorded(forked, copy, act, name), copy.root)
+            _apply(disk, _recorded(forked_writers, copy, act, name), copy.root)
             for follower in followers:
                 had = _promise(copy.root)
-                entries = _recorded(forked, copy, follower)
+                entries = _recorded(forked_writers, copy, follower)
                 number = Random(seed).randrange(len(entries))
                 _apply(disk, entries[:number], copy.root)
                 for found in _cuts(disk, seed, [KINDS[seed % len(KINDS)]]):
@@ -186,17 +186,22 @@ def test_power_cut_after_a_kill_keeps_what_was_promised(act: Act, stage: Stage, 
                     check(found, before, both)
 
 
-def test_power_cut_after_a_killed_creation(stage: Stage, forked: Writers) -> None:
+def test_power_cut_after_a_killed_creation(stage: Stage, forked_writers: Writers) -> None:
     with memory_directory() as base:
-        names = [entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")]
+        names = [
+            entry.name
+            for entry in forked_writers.record_steps(Order("create", str(base / "above/store")), base / "log")
+        ]
     moments = dict.fromkeys((*names, *(f"{name}:{names.count(name)}" for name in names)))
     for seed, moment in enumerate(some([*moments])):
         with memory_directory() as base:
             new = Stage(base / "above")
             disk = Disk(base)
-            _apply(disk, forked.record_steps(Order("create", str(new.root), kill_at=moment), base / "log"), base)
+            _apply(
+                disk, forked_writers.record_steps(Order("create", str(new.root), kill_at=moment), base / "log"), base
+            )
             again = Order("create-ingest", str(new.root), (str(stage.base / "sets/next"), "job"))
-            _apply(disk, forked.record_steps(again, base / "log"), base)
+            _apply(disk, forked_writers.record_steps(again, base / "log"), base)
             for found in _cuts(disk, seed):
                 assert _promise(found / "above/store") == _promise(new.root)
                 check(found / "above/store", (), ACTS[0])
@@ -220,13 +225,13 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
     ],
     ids=str,
 )
-def test_tests_of_power_cuts_detect_a_missing_sync(act: Act, name: str, stage: Stage, forked: Writers) -> None:
+def test_tests_of_power_cuts_detect_a_missing_sync(act: Act, name: str, stage: Stage, forked_writers: Writers) -> None:
     """The cuts of these tests find a sync that is missing."""
     with stage.copy() as copy:
         if act == REPAIR:
             spoil(copy)
         disk = Disk(copy.root)
-        entries = _recorded(forked, copy, act)
+        entries = _recorded(forked_writers, copy, act)
         _apply(disk, [entry for entry in entries if entry.name != name], copy.root)
         assert any(not _is_kept(found, _promise(copy.root)) for seed in range(5) for found in _cuts(disk, seed))
         assert name in {entry.name for entry in entries}

@@ -33,7 +33,7 @@ from crckpt.helper.terminal.protocol import (
 TREE = HeldTree(1234, 1, 1234, "python3", "job", "ab" * 32, "/var/log/crckpt/job.log")
 
 
-class Noting(Waiting):
+class RecordingWait(Waiting):
     """Notes whether a wait was more than for the terminal's echo, which stays unread: it is ready all the time."""
 
     is_served = False
@@ -46,13 +46,13 @@ class Noting(Waiting):
         super().watch(file, attend, events)
 
 
-class Held:
+class TerminalWithClients:
     """A terminal, and the clients of its holder."""
 
     def __init__(self) -> None:
         self.master, self.slave = os.openpty()
         os.set_blocking(self.master, False)
-        self.waiting = Noting()
+        self.waiting = RecordingWait()
         self.clients = Clients(self.master, self.waiting, self._write_input)
         self.clients.tree = TREE
         self.ours: list[socket.socket] = []
@@ -85,8 +85,8 @@ class Held:
 
 
 @pytest.fixture
-def held() -> Iterator[Held]:
-    held = Held()
+def held() -> Iterator[TerminalWithClients]:
+    held = TerminalWithClients()
     yield held
     held.clients.close()
     for connection in held.ours:
@@ -96,7 +96,7 @@ def held() -> Iterator[Held]:
     os.close(held.slave)
 
 
-def test_holder_of_a_terminal_answers_with_a_description_of_its_tree(held: Held) -> None:
+def test_holder_of_a_terminal_answers_with_a_description_of_its_tree(held: TerminalWithClients) -> None:
     asking, attached = held.connect(), held.attach()
     asking.send(DESCRIBE)
     held.serve()
@@ -106,7 +106,7 @@ def test_holder_of_a_terminal_answers_with_a_description_of_its_tree(held: Held)
     attached.close()
 
 
-def test_holder_passes_input_output_and_size_on_to_the_terminal(held: Held) -> None:
+def test_holder_passes_input_output_and_size_on_to_the_terminal(held: TerminalWithClients) -> None:
     client = held.attach()
     assert os.get_terminal_size(held.slave) == (100, 30)
     client.send(RESIZE + encode_size(20, 90))
@@ -124,7 +124,7 @@ def test_holder_passes_input_output_and_size_on_to_the_terminal(held: Held) -> N
     assert (data[:1], decode_status(data[1:])) == (ENDED, 7)
 
 
-def test_holder_continues_after_the_terminal_echoes_typed_input(held: Held) -> None:
+def test_holder_continues_after_the_terminal_echoes_typed_input(held: TerminalWithClients) -> None:
     client = held.attach()
     client.send(INPUT + b"typed\n")
     while not select.select([held.master], [], [], 0.01)[0]:
@@ -132,7 +132,7 @@ def test_holder_continues_after_the_terminal_echoes_typed_input(held: Held) -> N
     held.serve()
 
 
-def test_holder_refuses_a_second_client_until_the_first_has_gone(held: Held) -> None:
+def test_holder_refuses_a_second_client_until_the_first_has_gone(held: TerminalWithClients) -> None:
     first, second = held.attach(), held.attach()
     assert second.recv(4096).startswith(REFUSED + f"PID {os.getpid()} is attached already: ".encode())
     first.close()
@@ -143,7 +143,7 @@ def test_holder_refuses_a_second_client_until_the_first_has_gone(held: Held) -> 
 
 
 @pytest.mark.parametrize("message", [b"?", INPUT + b"not attached", RESIZE + b"short", ATTACH, ATTACH + b"\xff" * 9])
-def test_holder_refuses_an_invalid_message_and_changes_nothing(held: Held, message: bytes) -> None:
+def test_holder_refuses_an_invalid_message_and_changes_nothing(held: TerminalWithClients, message: bytes) -> None:
     before = os.get_terminal_size(held.slave)
     client = held.connect()
     client.send(message)
@@ -153,7 +153,7 @@ def test_holder_refuses_an_invalid_message_and_changes_nothing(held: Held, messa
     assert not held.waiting.wait(0)
 
 
-def test_holder_drops_a_client_that_reads_nothing(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_drops_a_client_that_reads_nothing(held: TerminalWithClients, monkeypatch: pytest.MonkeyPatch) -> None:
     client = held.attach()
     while not held.clients.seconds_until_dropped():
         held.clients.send_output(b"x" * 4096)
@@ -165,11 +165,11 @@ def test_holder_drops_a_client_that_reads_nothing(held: Held, monkeypatch: pytes
     client.close()
 
 
-def test_client_that_attaches_gets_the_modes_of_the_screen(held: Held) -> None:
+def test_client_that_attaches_gets_the_modes_of_the_screen(held: TerminalWithClients) -> None:
     held.clients.send_output(b"\x1b[?1049h")
     assert held.attach().recv(4096) == OUTPUT + b"\x1b[?1049h"
 
 
-def test_number_of_clients_of_a_holder_is_limited(held: Held) -> None:
+def test_number_of_clients_of_a_holder_is_limited(held: TerminalWithClients) -> None:
     connections = [held.connect() for _ in range(17)]
     assert connections[-1].recv(1) == b""

@@ -28,13 +28,13 @@ SOURCES_6 = tuple(f"fd00:83::{number:x}" for number in range(1, 31))
 
 
 @pytest.fixture
-def held() -> Iterator[socket.socket]:
+def socket_ipv4() -> Iterator[socket.socket]:
     with socket.socket(type=socket.SOCK_DGRAM) as made:
         yield made
 
 
 @pytest.fixture
-def held_6() -> Iterator[socket.socket]:
+def socket_ipv6() -> Iterator[socket.socket]:
     try:
         made = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     except OSError as error:
@@ -62,25 +62,25 @@ def joined() -> set[str]:
     ],
     ids=["plain", "blocked sources", "chosen sources"],
 )
-def test_multicast_memberships_are_restored(held: socket.socket, wanted: tuple[Membership, ...]) -> None:
-    assert memberships(held) == set()
-    assert list(join(held, wanted)) == []
-    assert memberships(held) == set(wanted)
+def test_multicast_memberships_are_restored(socket_ipv4: socket.socket, wanted: tuple[Membership, ...]) -> None:
+    assert memberships(socket_ipv4) == set()
+    assert list(join(socket_ipv4, wanted)) == []
+    assert memberships(socket_ipv4) == set(wanted)
 
 
-def test_all_sources_of_a_multicast_membership_are_read_in_several_reads(held_6: socket.socket) -> None:
+def test_all_sources_of_a_multicast_membership_are_read_in_several_reads(socket_ipv6: socket.socket) -> None:
     wanted = (Membership("lo", GROUP_6, excludes=False, sources=SOURCES_6),)
-    assert list(join(held_6, wanted)) == []
-    (found,) = memberships(held_6)
+    assert list(join(socket_ipv6, wanted)) == []
+    (found,) = memberships(socket_ipv6)
     assert (found.group, found.excludes, set(found.sources)) == (GROUP_6, False, set(SOURCES_6))
     assert len(found.sources) == len(SOURCES_6)
 
 
-def test_multicast_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
+def test_multicast_membership_of_another_socket_is_not_found(socket_ipv4: socket.socket) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as other:
         assert list(join(other, (Membership("lo", GROUP),))) == []
         assert GROUP in joined()
-        assert memberships(held) == set()
+        assert memberships(socket_ipv4) == set()
         assert memberships(other) == {Membership("lo", GROUP)}
     assert GROUP not in joined()
 
@@ -96,13 +96,13 @@ def test_multicast_membership_of_another_socket_is_not_found(held: socket.socket
     ],
 )
 def test_multicast_membership_that_fails_is_reported_and_the_others_are_joined(
-    held: socket.socket, wrong: Membership, why: str
+    socket_ipv4: socket.socket, wrong: Membership, why: str
 ) -> None:
-    ((title, reason),) = join(held, (wrong, Membership("lo", OTHER_GROUP)))
+    ((title, reason),) = join(socket_ipv4, (wrong, Membership("lo", OTHER_GROUP)))
     assert title == f"the membership in {wrong.group} on {wrong.interface}"
     assert why in reason
     assert reason
-    assert Membership("lo", OTHER_GROUP) in memberships(held)
+    assert Membership("lo", OTHER_GROUP) in memberships(socket_ipv4)
 
 
 def test_multicast_groups_joined_by_the_kernel_are_ignored() -> None:
@@ -111,12 +111,12 @@ def test_multicast_groups_joined_by_the_kernel_are_ignored() -> None:
         assert not joined() & {"224.0.0.1", "ff02::1"}
 
 
-def test_interfaces_have_names_and_numbers(held: socket.socket) -> None:
+def test_interfaces_have_names_and_numbers(socket_ipv4: socket.socket) -> None:
     for number, name in socket.if_nameindex():
-        assert interface_name(held, number) == name
-        assert interface_index(held, name) == number
+        assert interface_name(socket_ipv4, number) == name
+        assert interface_index(socket_ipv4, name) == number
     with pytest.raises(OSError, match="No such device"):
-        interface_index(held, "none0")
+        interface_index(socket_ipv4, "none0")
 
 
 @contextmanager
@@ -130,29 +130,31 @@ def groups_of_others(count: int) -> Iterator[None]:
         yield
 
 
-def test_multicast_groups_of_other_sockets_are_not_read_if_the_own_are_known(held: socket.socket) -> None:
+def test_multicast_groups_of_other_sockets_are_not_read_if_the_own_are_known(socket_ipv4: socket.socket) -> None:
     """A frozen program must not wait for as long as other users like."""
     own = (Membership("lo", GROUP), Membership("lo", OTHER_GROUP))
-    assert list(join(held, own)) == []
+    assert list(join(socket_ipv4, own)) == []
     before = GroupSearch(SOON)
-    before.find(os.getpid(), held)
+    before.find(os.getpid(), socket_ipv4)
 
     def spend(joined: tuple[tuple[int, int, str], ...]) -> float:
         search = GroupSearch(SOON, joined)
-        return min(spend_once(lambda: search.find(os.getpid(), held)) for _ in range(5))
+        return min(spend_once(lambda: search.find(os.getpid(), socket_ipv4)) for _ in range(5))
 
     alone = spend(before.joined)
     with groups_of_others(4000):
-        assert spend(before.joined) < 10 * alone < spend_once(lambda: GroupSearch(SOON).find(os.getpid(), held))
-        found, is_cut = GroupSearch(SOON, before.joined).find(os.getpid(), held)
+        assert spend(before.joined) < 10 * alone < spend_once(lambda: GroupSearch(SOON).find(os.getpid(), socket_ipv4))
+        found, is_cut = GroupSearch(SOON, before.joined).find(os.getpid(), socket_ipv4)
         assert (set(found), is_cut) == (set(own), False)
 
 
-def test_search_among_multicast_groups_of_others_ends_and_says_that_it_is_incomplete(held: socket.socket) -> None:
-    assert list(join(held, (Membership("lo", GROUP),))) == []
+def test_search_among_multicast_groups_of_others_ends_and_says_that_it_is_incomplete(
+    socket_ipv4: socket.socket,
+) -> None:
+    assert list(join(socket_ipv4, (Membership("lo", GROUP),))) == []
     with groups_of_others(4000):
         search = GroupSearch(0.0)
-        assert search.find(os.getpid(), held) == ((), True)
-        assert search.find(os.getpid(), held) == ((), True)
+        assert search.find(os.getpid(), socket_ipv4) == ((), True)
+        assert search.find(os.getpid(), socket_ipv4) == ((), True)
         known = GroupSearch(0.0, ((socket.IPPROTO_IP, 1, GROUP),))
-        assert known.find(os.getpid(), held) == ((Membership("lo", GROUP),), False)
+        assert known.find(os.getpid(), socket_ipv4) == ((Membership("lo", GROUP),), False)

@@ -19,7 +19,7 @@ USER = (1234, 2345)
 
 
 @pytest.fixture
-def others() -> set[int]:
+def existing_inodes() -> set[int]:
     """Inodes of the sockets that this process has already."""
     found: set[int] = set()
     list(_read(found, 1))
@@ -36,36 +36,38 @@ def _record(held: socket.socket, **more: object) -> SocketRecord:
 
 
 @pytest.fixture
-def udp() -> Iterator[socket.socket]:
+def new_udp_socket() -> Iterator[socket.socket]:
     """One that is as new."""
     with socket.socket(type=socket.SOCK_DGRAM) as made:
         yield made
 
 
-def test_socket_with_defaults_is_not_recorded(others: set[int], udp: socket.socket) -> None:
-    assert list(_read(others, 1)) == []
-    assert os.fstat(udp.fileno()).st_ino in others
+def test_socket_with_defaults_is_not_recorded(existing_inodes: set[int], new_udp_socket: socket.socket) -> None:
+    assert list(_read(existing_inodes, 1)) == []
+    assert os.fstat(new_udp_socket.fileno()).st_ino in existing_inodes
 
 
-def test_socket_is_recorded_once_with_its_unusual_options(others: set[int], udp: socket.socket) -> None:
-    udp.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
-    with udp.dup() as again:
-        (found,) = _read(others, 77)
-        assert found.fd in (udp.fileno(), again.fileno())
+def test_socket_is_recorded_once_with_its_unusual_options(
+    existing_inodes: set[int], new_udp_socket: socket.socket
+) -> None:
+    new_udp_socket.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
+    with new_udp_socket.dup() as again:
+        (found,) = _read(existing_inodes, 77)
+        assert found.fd in (new_udp_socket.fileno(), again.fileno())
     assert found.options == {"IP_RECVERR": (1,)}
-    assert (found.pid, found.inode) == (77, os.fstat(udp.fileno()).st_ino)
+    assert (found.pid, found.inode) == (77, os.fstat(new_udp_socket.fileno()).st_ino)
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give sockets to other users")
 
 
-def test_sockets_are_recorded_with_their_users(others: set[int], udp: socket.socket) -> None:
+def test_sockets_are_recorded_with_their_users(existing_inodes: set[int], new_udp_socket: socket.socket) -> None:
     us = (os.geteuid(), os.getegid())
     one, other = socket.socketpair()
     with one, other:
-        found = {each.fd: each for each in _read(others, 1, everything=True)}
-        assert [found[each.fileno()].maker for each in (udp, one)] == [us, us]
-        assert [found[each.fileno()].owner for each in (udp, one)] == [(), us]
+        found = {each.fd: each for each in _read(existing_inodes, 1, everything=True)}
+        assert [found[each.fileno()].maker for each in (new_udp_socket, one)] == [us, us]
+        assert [found[each.fileno()].owner for each in (new_udp_socket, one)] == [(), us]
 
 
 @as_root
@@ -107,9 +109,11 @@ def test_socket_of_another_kind_is_left_alone() -> None:
     ("name", "value"),
     [("IP_MULTICAST_IF", (999, -1)), ("IP_RECVERR", ()), ("IP_RECVERR", (1, 2)), ("SO_TXTIME", (1,) * 60)],
 )
-def test_invalid_values_of_socket_options_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
+def test_invalid_values_of_socket_options_are_not_set(
+    new_udp_socket: socket.socket, name: str, value: tuple[int, ...]
+) -> None:
     """A record may have been made by anyone."""
-    (lost,) = restore_socket(udp.fileno(), _record(udp, options={name: value}))
+    (lost,) = restore_socket(new_udp_socket.fileno(), _record(new_udp_socket, options={name: value}))
     assert lost.title == name
 
 
@@ -124,14 +128,19 @@ def test_invalid_values_of_socket_options_are_not_set(udp: socket.socket, name: 
         Membership("lo", "\ud800"),
     ],
 )
-def test_invalid_multicast_groups_are_not_joined(udp: socket.socket, member: Membership) -> None:
-    (lost,) = restore_socket(udp.fileno(), _record(udp, memberships=(member,)))
+def test_invalid_multicast_groups_are_not_joined(new_udp_socket: socket.socket, member: Membership) -> None:
+    (lost,) = restore_socket(new_udp_socket.fileno(), _record(new_udp_socket, memberships=(member,)))
     assert lost.title.startswith("the membership in ")
 
 
-def test_socket_options_that_are_not_in_the_list_are_not_set(udp: socket.socket) -> None:
+def test_socket_options_that_are_not_in_the_list_are_not_set(new_udp_socket: socket.socket) -> None:
     assert (
-        list(restore_socket(udp.fileno(), _record(udp, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"})))
+        list(
+            restore_socket(
+                new_udp_socket.fileno(),
+                _record(new_udp_socket, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"}),
+            )
+        )
         == []
     )
 

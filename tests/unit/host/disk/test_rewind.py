@@ -139,7 +139,7 @@ _USER = 65534
 
 
 @pytest.fixture
-def others(tmp_path: Path) -> Path:
+def directory_of_a_user(tmp_path: Path) -> Path:
     """A directory of an ordinary user's, with a log of theirs, next to `victim`, a directory of root's."""
     for above in (tmp_path, tmp_path.parent, tmp_path.parents[1]):
         above.chmod(0o711)
@@ -156,86 +156,89 @@ def others(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("moment", ["rewound.open", "tail.create", "tail.sync-directory", "rewound.resize"])
-def test_directory_of_a_log_that_was_replaced_by_a_link_is_not_followed(others: Path, moment: str) -> None:
+def test_directory_of_a_log_that_was_replaced_by_a_link_is_not_followed(directory_of_a_user: Path, moment: str) -> None:
     """The owner of a directory can replace it at any time: root would create files in the target of the link."""
-    victim = others.with_name("victim")
+    victim = directory_of_a_user.with_name("victim")
 
     def exchange(name: str, _operands: object) -> None:
         if name == moment:
             steps.watch(None)
-            others.rename(others.with_name("moved"))
-            others.symlink_to(victim)
+            directory_of_a_user.rename(directory_of_a_user.with_name("moved"))
+            directory_of_a_user.symlink_to(victim)
 
     (victim / "log").write_bytes(b"all of this is of root")
     steps.watch(exchange)
     try:
-        with restored_on_failure(others / "log", 4, "kept"):
-            assert (others.with_name("moved") / "log").read_bytes() == b"old "
+        with restored_on_failure(directory_of_a_user / "log", 4, "kept"):
+            assert (directory_of_a_user.with_name("moved") / "log").read_bytes() == b"old "
     finally:
         steps.watch(None)
     assert (names(victim), (victim / "log").read_bytes()) == (["log"], b"all of this is of root")
-    assert names(others.with_name("moved")) == ["kept", "log"]
+    assert names(directory_of_a_user.with_name("moved")) == ["kept", "log"]
 
 
-def test_kept_lines_belong_to_the_owner_of_the_log(others: Path) -> None:
-    with restored_on_failure(others / "log", 4, "kept"):
+def test_kept_lines_belong_to_the_owner_of_the_log(directory_of_a_user: Path) -> None:
+    with restored_on_failure(directory_of_a_user / "log", 4, "kept"):
         pass
-    kept = (others / "kept").stat()
+    kept = (directory_of_a_user / "kept").stat()
     assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (_USER, _USER, 0o600)
 
 
-def test_lines_are_kept_where_the_owner_may_create_no_file(others: Path) -> None:
+def test_lines_are_kept_where_the_owner_may_create_no_file(directory_of_a_user: Path) -> None:
     """/var/log is such a directory."""
-    os.chown(others, 0, 0)
-    with restored_on_failure(others / "log", 4, "kept"):
+    os.chown(directory_of_a_user, 0, 0)
+    with restored_on_failure(directory_of_a_user / "log", 4, "kept"):
         pass
-    assert ((others / "kept").read_bytes(), (others / "kept").stat().st_uid) == (b"new lines", _USER)
-    with pytest.raises(KeyError), restored_on_failure(others / "log", 1, "kept"):
+    assert ((directory_of_a_user / "kept").read_bytes(), (directory_of_a_user / "kept").stat().st_uid) == (
+        b"new lines",
+        _USER,
+    )
+    with pytest.raises(KeyError), restored_on_failure(directory_of_a_user / "log", 1, "kept"):
         raise KeyError
-    assert ((others / "log").read_bytes(), names(others)) == (b"old ", ["kept", "log"])
+    assert ((directory_of_a_user / "log").read_bytes(), names(directory_of_a_user)) == (b"old ", ["kept", "log"])
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "directory", "file of root's"])
-def test_file_that_replaced_a_log_is_not_cut(others: Path, kind: str) -> None:
-    secret = others.with_name("victim") / "secret"
+def test_file_that_replaced_a_log_is_not_cut(directory_of_a_user: Path, kind: str) -> None:
+    secret = directory_of_a_user.with_name("victim") / "secret"
     secret.write_bytes(b"a secret of root's")
     secret.chmod(0o600)
 
     def exchange(name: str, _operands: object) -> None:
         if name == "rewound.open":
             steps.watch(None)
-            (others / "log").unlink()
+            (directory_of_a_user / "log").unlink()
             match kind:
                 case "link":
-                    (others / "log").symlink_to(secret)
+                    (directory_of_a_user / "log").symlink_to(secret)
                 case "hard link":
-                    (others / "log").hardlink_to(secret)
+                    (directory_of_a_user / "log").hardlink_to(secret)
                 case "fifo":
-                    os.mkfifo(others / "log")
+                    os.mkfifo(directory_of_a_user / "log")
                 case "directory":
-                    (others / "log").mkdir()
+                    (directory_of_a_user / "log").mkdir()
                 case _:
-                    (others / "log").write_bytes(b"longer than it was before")
+                    (directory_of_a_user / "log").write_bytes(b"longer than it was before")
 
     steps.watch(exchange)
     try:
-        with pytest.raises((RestoreFailed, OSError)), restored_on_failure(others / "log", 4, "kept"):
+        with pytest.raises((RestoreFailed, OSError)), restored_on_failure(directory_of_a_user / "log", 4, "kept"):
             pytest.fail("it was cut")
     finally:
         steps.watch(None)
-    assert (secret.read_bytes(), names(others)) == (b"a secret of root's", ["log"])
+    assert (secret.read_bytes(), names(directory_of_a_user)) == (b"a secret of root's", ["log"])
 
 
-def test_log_that_its_owner_may_not_write_is_not_cut(others: Path) -> None:
-    (others / "log").chmod(0o444)
-    with pytest.raises(PermissionError, match="log"), restored_on_failure(others / "log", 4, "kept"):
+def test_log_that_its_owner_may_not_write_is_not_cut(directory_of_a_user: Path) -> None:
+    (directory_of_a_user / "log").chmod(0o444)
+    with pytest.raises(PermissionError, match="log"), restored_on_failure(directory_of_a_user / "log", 4, "kept"):
         pytest.fail("it was cut")
-    assert names(others) == ["log"]
+    assert names(directory_of_a_user) == ["log"]
     assert os.geteuid() == 0
-    (others.with_name("victim") / "ours").touch(0o600)
+    (directory_of_a_user.with_name("victim") / "ours").touch(0o600)
 
 
-def test_other_threads_of_crckpt_keep_their_rights_while_one_acts_as_a_user(others: Path) -> None:
+def test_other_threads_of_crckpt_keep_their_rights_while_one_acts_as_a_user(directory_of_a_user: Path) -> None:
     entered, looked = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -246,12 +249,12 @@ def test_other_threads_of_crckpt_keep_their_rights_while_one_acts_as_a_user(othe
     thread = threading.Thread(target=work)
     thread.start()
     assert entered.wait(60)
-    os.close(os.open(others.with_name("victim"), os.O_RDONLY))
+    os.close(os.open(directory_of_a_user.with_name("victim"), os.O_RDONLY))
     looked.set()
     thread.join()
     with file_rights_of(_USER, _USER), pytest.raises(PermissionError):
-        os.open(others.with_name("victim"), os.O_RDONLY)
-    os.close(os.open(others.with_name("victim"), os.O_RDONLY))
+        os.open(directory_of_a_user.with_name("victim"), os.O_RDONLY)
+    os.close(os.open(directory_of_a_user.with_name("victim"), os.O_RDONLY))
 
 
 def test_sparse_log_takes_no_disk_space(log: Path, tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ SOMEBODY = User(NOBODY, NOBODY)
 
 
 @pytest.fixture
-def root() -> Iterator[int]:
+def root_descriptor() -> Iterator[int]:
     descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY)
     yield descriptor
     os.close(descriptor)
 
 
 @pytest.fixture
-def opened() -> Iterator[Path]:
+def open_file() -> Iterator[Path]:
     """A link in /proc to a file that everybody may read."""
     with open_workdir() as workdir:
         workdir.chmod(0o755)
@@ -45,30 +45,30 @@ def opened() -> Iterator[Path]:
             yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def test_user_who_may_read_but_not_write_is_refused_for_writing(opened: Path, root: int) -> None:
-    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
-    assert find_refused_user(str(opened), os.W_OK, [User(0, 0), SOMEBODY], root) == SOMEBODY
+def test_user_who_may_read_but_not_write_is_refused_for_writing(open_file: Path, root_descriptor: int) -> None:
+    assert find_refused_user(str(open_file), os.R_OK, [SOMEBODY], root_descriptor) is None
+    assert find_refused_user(str(open_file), os.W_OK, [User(0, 0), SOMEBODY], root_descriptor) == SOMEBODY
 
 
-def test_user_who_may_not_enter_the_parent_directory_is_refused(opened: Path, root: int) -> None:
+def test_user_who_may_not_enter_the_parent_directory_is_refused(open_file: Path, root_descriptor: int) -> None:
     """The mode of the file does not show that: the process may have opened the file before."""
-    opened.readlink().parent.chmod(0o700)
-    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
+    open_file.readlink().parent.chmod(0o700)
+    assert find_refused_user(str(open_file), os.R_OK, [SOMEBODY], root_descriptor) == SOMEBODY
 
 
-def test_user_is_refused_by_the_mode_of_a_deleted_file(opened: Path, root: int) -> None:
-    path = opened.readlink()
+def test_user_is_refused_by_the_mode_of_a_deleted_file(open_file: Path, root_descriptor: int) -> None:
+    path = open_file.readlink()
     path.unlink()
     path.parent.chmod(0o700)
-    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
+    assert find_refused_user(str(open_file), os.R_OK, [SOMEBODY], root_descriptor) is None
 
 
-def test_user_in_the_group_of_the_file_may_open_it(opened: Path, root: int) -> None:
-    path = opened.readlink()
+def test_user_in_the_group_of_the_file_may_open_it(open_file: Path, root_descriptor: int) -> None:
+    path = open_file.readlink()
     path.chmod(0o640)
     os.chown(path, 0, 4242)
-    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
-    assert find_refused_user(str(opened), os.R_OK, [User(NOBODY, NOBODY, (4242,))], root) is None
+    assert find_refused_user(str(open_file), os.R_OK, [SOMEBODY], root_descriptor) == SOMEBODY
+    assert find_refused_user(str(open_file), os.R_OK, [User(NOBODY, NOBODY, (4242,))], root_descriptor) is None
 
 
 def test_user_and_groups_of_a_process_are_found_by_number() -> None:
@@ -80,10 +80,10 @@ def test_user_and_groups_of_a_process_are_found_by_number() -> None:
     assert users_of(Changers()) == ()
 
 
-def test_link_target_is_read(opened: Path) -> None:
-    path = opened.readlink()
+def test_link_target_is_read(open_file: Path) -> None:
+    path = open_file.readlink()
     status = path.stat()
-    found = read_link_target(str(opened))
+    found = read_link_target(str(open_file))
     assert found is not None
     assert found == LinkTarget(str(path), status.st_dev, status.st_ino, 0, found.birth)
     born = subprocess.run(("stat", "--format=%W", path), stdout=subprocess.PIPE, check=True).stdout

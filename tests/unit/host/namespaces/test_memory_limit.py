@@ -29,7 +29,7 @@ with memory_limit.limited({LIMIT}, (Path(sys.argv[1]),)) as found:
 
 
 @pytest.fixture
-def top() -> Iterator[Path]:
+def outer_group() -> Iterator[Path]:
     """A control group of this test alone, in which groups can be limited."""
     with memory_limit.limited(LIMIT) as found:
         if found is None:
@@ -45,8 +45,8 @@ def top() -> Iterator[Path]:
 
 
 @pytest.fixture
-def group(top: Path) -> Iterator[memory_limit.MemoryGroup]:
-    with memory_limit.limited(LIMIT, (top,)) as found:
+def limited_group(outer_group: Path) -> Iterator[memory_limit.MemoryGroup]:
+    with memory_limit.limited(LIMIT, (outer_group,)) as found:
         assert found is not None
         yield found
 
@@ -56,40 +56,42 @@ def wait_until_removed(path: Path) -> None:
     wait_for(lambda: not path.exists(), f"{path} to be removed")
 
 
-def test_process_that_uses_more_memory_than_the_limit_is_killed(group: memory_limit.MemoryGroup) -> None:
-    assert not group.ran_out
-    result = subprocess.run([*group.joining, "python3", "-c", GREEDY_PROGRAM], stderr=subprocess.DEVNULL, check=False)
+def test_process_that_uses_more_memory_than_the_limit_is_killed(limited_group: memory_limit.MemoryGroup) -> None:
+    assert not limited_group.ran_out
+    result = subprocess.run(
+        [*limited_group.joining, "python3", "-c", GREEDY_PROGRAM], stderr=subprocess.DEVNULL, check=False
+    )
     assert result.returncode < 0
-    assert group.ran_out
+    assert limited_group.ran_out
 
 
-def test_command_under_a_memory_limit_keeps_its_arguments_and_status(group: memory_limit.MemoryGroup) -> None:
+def test_command_under_a_memory_limit_keeps_its_arguments_and_status(limited_group: memory_limit.MemoryGroup) -> None:
     words = ("sh", "-c", 'echo "$@"; cat /proc/self/cgroup; exit 3', "-", "a b", "$HOME")
-    result = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
+    result = subprocess.run([*limited_group.joining, *words], capture_output=True, text=True, check=False)
     assert result.returncode == 3
     assert result.stdout.startswith("a b $HOME\n")
-    assert group.path.name in result.stdout
+    assert limited_group.path.name in result.stdout
 
 
-def test_memory_limit_group_is_removed_after_the_block(group: memory_limit.MemoryGroup) -> None:
-    with memory_limit.limited(LIMIT, (group.path.parent,)) as other:
+def test_memory_limit_group_is_removed_after_the_block(limited_group: memory_limit.MemoryGroup) -> None:
+    with memory_limit.limited(LIMIT, (limited_group.path.parent,)) as other:
         assert other is not None
         assert other.path.is_dir()
     assert not other.path.exists()
-    assert group.path.is_dir(), "the group of another living process was removed"
+    assert limited_group.path.is_dir(), "the group of another living process was removed"
 
 
-def test_memory_limit_group_of_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
-    left = group.path.with_name("crckpt-rehearsal-left")
+def test_memory_limit_group_of_a_dead_process_is_removed(limited_group: memory_limit.MemoryGroup) -> None:
+    left = limited_group.path.with_name("crckpt-rehearsal-left")
     left.mkdir()
-    with memory_limit.limited(LIMIT, (group.path.parent,)):
+    with memory_limit.limited(LIMIT, (limited_group.path.parent,)):
         wait_until_removed(left)
 
 
-def test_nested_memory_limit_group_left_by_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
-    left = group.path / "crckpt-rehearsal-left"
+def test_nested_memory_limit_group_left_by_a_dead_process_is_removed(limited_group: memory_limit.MemoryGroup) -> None:
+    left = limited_group.path / "crckpt-rehearsal-left"
     left.mkdir()
-    with memory_limit.limited(LIMIT, (group.path.parent,)):
+    with memory_limit.limited(LIMIT, (limited_group.path.parent,)):
         wait_until_removed(left)
 
 
@@ -99,8 +101,12 @@ def test_limit_is_none_where_cgroups_are_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_memory_limit_groups_that_another_process_removes_are_ignored(group: memory_limit.MemoryGroup) -> None:
-    going, left, is_over = group.path / "going/below", group.path / "crckpt-rehearsal-left", threading.Event()
+def test_memory_limit_groups_that_another_process_removes_are_ignored(limited_group: memory_limit.MemoryGroup) -> None:
+    going, left, is_over = (
+        limited_group.path / "going/below",
+        limited_group.path / "crckpt-rehearsal-left",
+        threading.Event(),
+    )
 
     def come_and_go() -> None:
         while not is_over.is_set():
@@ -113,7 +119,7 @@ def test_memory_limit_groups_that_another_process_removes_are_ignored(group: mem
     try:
         for _ in range(20):
             left.mkdir()
-            with memory_limit.limited(LIMIT, (group.path.parent,)) as found:
+            with memory_limit.limited(LIMIT, (limited_group.path.parent,)) as found:
                 assert found is not None
                 wait_until_removed(left)
     finally:
@@ -121,12 +127,12 @@ def test_memory_limit_groups_that_another_process_removes_are_ignored(group: mem
         other.join()
 
 
-def test_memory_limit_group_removed_before_it_is_locked_is_made_again(top: Path) -> None:
-    with running(sys.executable, "-c", GROUP_MAKING_PROGRAM, str(top)) as other:
+def test_memory_limit_group_removed_before_it_is_locked_is_made_again(outer_group: Path) -> None:
+    with running(sys.executable, "-c", GROUP_MAKING_PROGRAM, str(outer_group)) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         go = partial(other.stdin.write, "\n")
-        with held_before_call(other.pid, "flock", go), memory_limit.limited(LIMIT, (top,)):
+        with held_before_call(other.pid, "flock", go), memory_limit.limited(LIMIT, (outer_group,)):
             pass
         assert other.stdout.readline() == "True\n"
         # The other process removes its group when it ends: killed, it would leave the group in ours.

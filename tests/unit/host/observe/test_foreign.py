@@ -28,10 +28,10 @@ def unshared(*kinds: str) -> Iterator[proc.Process]:
 
 
 def test_namespaces_of_crckpt_and_unshared_ones_of_the_same_owner_are_not_foreign(
-    waiting: subprocess.Popen[bytes],
+    waiting_program: subprocess.Popen[bytes],
 ) -> None:
     own = read(os.getpid())
-    assert list(find_foreign_namespaces([own, read(waiting.pid)], own)) == []
+    assert list(find_foreign_namespaces([own, read(waiting_program.pid)], own)) == []
     with unshared("uts", "ipc") as shell:
         assert list(find_foreign_namespaces([own, shell], own)) == []
 

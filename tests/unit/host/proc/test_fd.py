@@ -85,7 +85,7 @@ def test_lock_is_shown_in_fdinfo(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def unanswering(tmp_path: Path) -> Iterator[int]:
+def descriptor_without_a_server(tmp_path: Path) -> Iterator[int]:
     """A descriptor on a file system whose server is dead."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -104,10 +104,10 @@ def unanswering(tmp_path: Path) -> Iterator[int]:
     assert libc.umount2(place, 2) == 0
 
 
-def test_file_on_an_unanswering_file_system_has_only_its_path(unanswering: int, tmp_path: Path) -> None:
+def test_file_on_an_unanswering_file_system_has_only_its_path(descriptor_without_a_server: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not connected"):
-        os.fstat(unanswering)
-    found = descriptor(unanswering)
+        os.fstat(descriptor_without_a_server)
+    found = descriptor(descriptor_without_a_server)
     assert (found.target, found.mode, found.size, found.links) == (str(tmp_path), 0, 0, 0)
 
 

@@ -14,7 +14,7 @@ from crckpt.host.proc.mountinfo import Mount, mount_points, read_mounts, read_mo
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
+def mount_point(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs on an odd name."""
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a b\tc\\d\xff\n"))
     place.mkdir()
@@ -25,9 +25,9 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def test_mount_with_an_unusual_name_is_read(mounted: Path) -> None:
-    (found,) = (mount for mount in read_mounts() if mount.path == str(mounted))
-    status = mounted.stat()
+def test_mount_with_an_unusual_name_is_read(mount_point: Path) -> None:
+    (found,) = (mount for mount in read_mounts() if mount.path == str(mount_point))
+    status = mount_point.stat()
     assert (found.device, found.kind) == (status.st_dev, "tmpfs")
     assert {"nosuid", "noexec", "rw"} <= found.options
     assert "size=64k" in found.of_all
@@ -35,16 +35,16 @@ def test_mount_with_an_unusual_name_is_read(mounted: Path) -> None:
     assert list(read_mounts_of(os.getpid())) == list(read_mounts())
 
 
-def test_only_the_last_of_several_mounts_on_a_directory_is_visible(mounted: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "test", mounted], check=True)
+def test_only_the_last_of_several_mounts_on_a_directory_is_visible(mount_point: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "test", mount_point], check=True)
     try:
-        both = [mount for mount in read_mounts() if mount.path == str(mounted)]
-        (visible,) = (mount for mount in mount_points() if mount.path == str(mounted))
+        both = [mount for mount in read_mounts() if mount.path == str(mount_point)]
+        (visible,) = (mount for mount in mount_points() if mount.path == str(mount_point))
         assert len(both) == 2
         assert visible == both[1]
-        assert (visible.device, visible.is_read_only) == (mounted.stat().st_dev, True)
+        assert (visible.device, visible.is_read_only) == (mount_point.stat().st_dev, True)
     finally:
-        subprocess.run(["umount", mounted], check=True)
+        subprocess.run(["umount", mount_point], check=True)
 
 
 def test_mount_points_are_listed_with_parents_first() -> None:

@@ -72,7 +72,7 @@ def test_files_in_memory_can_be_saved() -> None:
             assert find_unsavable_maps(os.getpid()) == ()
 
 
-def test_ordinary_memory_can_be_saved(waiting: subprocess.Popen[bytes]) -> None:
-    assert find_unsavable_maps(waiting.pid) == ()
+def test_ordinary_memory_can_be_saved(waiting_program: subprocess.Popen[bytes]) -> None:
+    assert find_unsavable_maps(waiting_program.pid) == ()
     assert find_unsavable_maps(free_pid()) == ()
     assert memory(free_pid()) == 0

@@ -60,14 +60,14 @@ def test_pid_inside_a_pid_namespace_is_read() -> None:
         unshare.communicate()
 
 
-def test_traced_threads_are_found(waiting: subprocess.Popen[bytes]) -> None:
+def test_traced_threads_are_found(waiting_program: subprocess.Popen[bytes]) -> None:
     with program(TRACED_THREAD) as process:
         (second,) = (tid for tid in read(process.pid).threads if tid != process.pid)
         assert list(tracers(process.pid)) == [(second, os.getpid())]
         assert tracer(process.pid, process.pid) == 0
         process.kill()
         os.waitpid(second, WALL)  # the process stays until its tracer has heard of the thread
-    assert list(tracers(waiting.pid)) == []
+    assert list(tracers(waiting_program.pid)) == []
     assert list(tracers(free_pid())) == []
 
 

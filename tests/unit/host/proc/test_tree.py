@@ -16,17 +16,22 @@ from crckpt.host import proc
 PTRACE_TRACEME = 0
 
 
-def test_process_is_read_with_its_ids_and_users(waiting: subprocess.Popen[bytes]) -> None:
-    found, own = read(waiting.pid), read(os.getpid())
-    assert (found.pid, found.ppid, found.pgid, found.sid) == (waiting.pid, os.getpid(), waiting.pid, waiting.pid)
-    assert (found.threads, found.ns_pids[0], found.tracer) == ((waiting.pid,), waiting.pid, 0)
+def test_process_is_read_with_its_ids_and_users(waiting_program: subprocess.Popen[bytes]) -> None:
+    found, own = read(waiting_program.pid), read(os.getpid())
+    assert (found.pid, found.ppid, found.pgid, found.sid) == (
+        waiting_program.pid,
+        os.getpid(),
+        waiting_program.pid,
+        waiting_program.pid,
+    )
+    assert (found.threads, found.ns_pids[0], found.tracer) == ((waiting_program.pid,), waiting_program.pid, 0)
     assert (found.uids, found.gids) == ((os.getuid(),) * 4, (os.getgid(),) * 4)
     assert found.comm.startswith("python")
     assert found.state in ("sleeping", "running")
     assert found.start >= own.start
     assert not found.is_kernel_thread
     assert found.namespaces == own.namespaces
-    assert dict(found.namespaces)["mnt"] == proc.namespace("self", "mnt") == proc.namespace(waiting.pid, "mnt")
+    assert dict(found.namespaces)["mnt"] == proc.namespace("self", "mnt") == proc.namespace(waiting_program.pid, "mnt")
 
 
 @pytest.mark.parametrize("comm", [b") R 1 (x", b"a b\tc", b"\xff\xfe", b"x\nPPid:\t1", b"x\x0cUid:\t5"])
@@ -62,11 +67,11 @@ def test_thread_is_not_a_process() -> None:
         thread.join()
 
 
-def test_zombie_is_read_with_its_state_and_parent(ended: int) -> None:
-    found = read(ended)
+def test_zombie_is_read_with_its_state_and_parent(zombie: int) -> None:
+    found = read(zombie)
     assert (found.state, found.ppid) == ("zombie", os.getpid())
-    assert (proc.descriptors(ended), proc.find_deleted_mapped_files(ended), proc.command_line(ended)) == ((), (), ())
-    assert proc.find_id_users([ended])[0].state == "zombie"
+    assert (proc.descriptors(zombie), proc.find_deleted_mapped_files(zombie), proc.command_line(zombie)) == ((), (), ())
+    assert proc.find_id_users([zombie])[0].state == "zombie"
 
 
 def test_traced_process_names_its_tracer() -> None:
@@ -94,7 +99,7 @@ if child == 0:
 """
 
 
-def test_tree_lists_parents_before_children(waiting: subprocess.Popen[bytes]) -> None:
+def test_tree_lists_parents_before_children(waiting_program: subprocess.Popen[bytes]) -> None:
     with program(FAMILY.replace("print('ready', flush=True); ", "")) as process:
         tree = proc.read_tree(read(process.pid))
         parents = {found.pid: found.ppid for found in tree.processes}
@@ -102,7 +107,7 @@ def test_tree_lists_parents_before_children(waiting: subprocess.Popen[bytes]) ->
         assert len(tree.pids) == 3
         child, grandchild = tree.pids[1:]
         assert (parents[child], parents[grandchild]) == (process.pid, child)
-        assert waiting.pid not in tree.pids
+        assert waiting_program.pid not in tree.pids
         assert proc.children(process.pid) == (child,)
         assert proc.ancestors(grandchild)[:3] == (child, process.pid, os.getpid())
         for pid in (grandchild, child):
@@ -140,18 +145,20 @@ def test_processes_may_end_while_they_are_read() -> None:
     assert proc.descriptors(process.pid) == ()
 
 
-def test_ended_tasks_are_recognized(waiting: subprocess.Popen[bytes], ended: int) -> None:
+def test_ended_tasks_are_recognized(waiting_program: subprocess.Popen[bytes], zombie: int) -> None:
     """Missing tasks and zombies have ended."""
     gone = free_pid()
-    tasks = [(waiting.pid, waiting.pid), (waiting.pid, gone), (gone, gone), (ended, ended)]
-    assert proc.find_ended_tasks(tasks) == (gone, gone, ended)
-    assert proc.find_ended_tasks(tasks, os.getpid()) == (gone, gone, ended)
+    tasks = [(waiting_program.pid, waiting_program.pid), (waiting_program.pid, gone), (gone, gone), (zombie, zombie)]
+    assert proc.find_ended_tasks(tasks) == (gone, gone, zombie)
+    assert proc.find_ended_tasks(tasks, os.getpid()) == (gone, gone, zombie)
 
 
-def test_wait_until_gone_returns_the_processes_that_remain(waiting: subprocess.Popen[bytes], ended: int) -> None:
+def test_wait_until_gone_returns_the_processes_that_remain(
+    waiting_program: subprocess.Popen[bytes], zombie: int
+) -> None:
     assert proc.wait_until_gone([free_pid()], 0) == ()
-    assert proc.wait_until_gone([waiting.pid, ended], 0.03) == (waiting.pid, ended)
-    reaper = threading.Timer(0.05, os.waitpid, (ended, 0))
+    assert proc.wait_until_gone([waiting_program.pid, zombie], 0.03) == (waiting_program.pid, zombie)
+    reaper = threading.Timer(0.05, os.waitpid, (zombie, 0))
     reaper.start()
-    assert proc.wait_until_gone([ended], 3600) == ()
+    assert proc.wait_until_gone([zombie], 3600) == ()
     reaper.join()

@@ -21,7 +21,7 @@ def write(directory: Path, **files: str) -> None:
 
 
 @pytest.fixture(params=["memory", ""], ids=["v1", "v2"])
-def inner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_group(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of our group, without any limit yet."""
     _in_group(monkeypatch, tmp_path, BOTH_CGROUP_VERSIONS if request.param else CGROUP_VERSION_2)
     directory = tmp_path / "fs" / str(request.param) / "outer/inner"
@@ -46,29 +46,29 @@ def limit_memory(group: Path, most: str, used: str) -> None:
         write(group, memory_max=most, memory_current=used, memory_stat=stat)
 
 
-def test_control_groups_without_limits_leave_memory_and_tasks_unlimited(inner: Path) -> None:
+def test_control_groups_without_limits_leave_memory_and_tasks_unlimited(own_group: Path) -> None:
     assert list(cgroups.memory_left()) == []
     assert cgroups.tasks_left() is None
     assert space.free_memory() > 1 << 20
 
 
-def test_page_cache_of_a_control_group_counts_as_free_memory(inner: Path) -> None:
-    limit_memory(inner, "2000", "1900")
+def test_page_cache_of_a_control_group_counts_as_free_memory(own_group: Path) -> None:
+    limit_memory(own_group, "2000", "1900")
     assert list(cgroups.memory_left()) == [900]
     assert space.free_memory() == 900
 
 
-def test_memory_left_is_that_of_the_control_group_with_the_tightest_limit(inner: Path) -> None:
-    limit_memory(inner, "9000", "1900")
-    limit_memory(inner.parent, "3000", "2900")
+def test_memory_left_is_that_of_the_control_group_with_the_tightest_limit(own_group: Path) -> None:
+    limit_memory(own_group, "9000", "1900")
+    limit_memory(own_group.parent, "3000", "2900")
     assert space.free_memory() == 900
 
 
-def test_allowed_swap_of_a_control_group_counts_as_free_memory(inner: Path) -> None:
-    limit_memory(inner, "2000", "1900")
+def test_allowed_swap_of_a_control_group_counts_as_free_memory(own_group: Path) -> None:
+    limit_memory(own_group, "2000", "1900")
     assert list(cgroups.memory_left(swap=5000)) == [5900]
-    (inner / "memory.swap.max").write_text("100\n")
-    (inner / "memory.swap.current").write_text("30\n")
+    (own_group / "memory.swap.max").write_text("100\n")
+    (own_group / "memory.swap.current").write_text("30\n")
     assert list(cgroups.memory_left(swap=5000)) == [970]
 
 

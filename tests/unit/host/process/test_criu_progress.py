@@ -22,14 +22,14 @@ from crckpt.host.process.criu_progress import (
 
 
 def test_restore_that_is_idle_for_too_long_is_reported_as_stuck(
-    waiting: subprocess.Popen[bytes], tmp_path: Path
+    waiting_program: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     progress = Progress(tmp_path / "log")
     looks = [progress.is_stuck() for _ in range(QUIET_S + 2)]
     assert looks == [False] * (QUIET_S + 1) + [True]
 
 
-def test_growing_log_counts_as_progress_of_criu(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_growing_log_counts_as_progress_of_criu(waiting_program: subprocess.Popen[bytes], tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     with (tmp_path / "log").open("w") as log:
         for number in range(2 * QUIET_S):
@@ -80,13 +80,15 @@ def test_ended_process_counts_as_idle_and_causes_no_error() -> None:
     assert not waits_for_a_program([gone])
 
 
-def test_process_waiting_for_input_does_not_count_as_waiting_for_a_disk(waiting: subprocess.Popen[bytes]) -> None:
-    assert not waits_for_a_disk([waiting.pid, os.getpid()])
-    assert not waits_for_a_program([waiting.pid])
+def test_process_waiting_for_input_does_not_count_as_waiting_for_a_disk(
+    waiting_program: subprocess.Popen[bytes],
+) -> None:
+    assert not waits_for_a_disk([waiting_program.pid, os.getpid()])
+    assert not waits_for_a_program([waiting_program.pid])
 
 
-def test_process_waiting_in_pipe_read_waits_for_a_program(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_waiting_in_pipe_read_waits_for_a_program(waiting_program: subprocess.Popen[bytes]) -> None:
     """The process reads from a pipe soon after it has reported that it is ready."""
     if os.geteuid() != 0:
         pytest.skip("only root reads the stacks of the kernel")
-    wait_for(lambda: waits_for_a_program([waiting.pid], ("pipe_read",)), "the process to read")
+    wait_for(lambda: waits_for_a_program([waiting_program.pid], ("pipe_read",)), "the process to read")

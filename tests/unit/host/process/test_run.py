@@ -29,7 +29,7 @@ def own_descriptors() -> set[str]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[int]:
+def open_descriptor(tmp_path: Path) -> Iterator[int]:
     """A descriptor of ours that children would inherit unless it is closed."""
     fd = os.open(tmp_path / "ours", os.O_RDWR | os.O_CREAT)
     os.set_inheritable(fd, True)
@@ -44,10 +44,10 @@ def test_output_and_status_of_a_command_are_returned() -> None:
     assert run.run(["sh", "-c", "kill -9 $$"]).status == -signal.SIGKILL
 
 
-def test_children_get_our_environment_and_closed_stdin(opened: int, tmp_path: Path) -> None:
+def test_children_get_our_environment_and_closed_stdin(open_descriptor: int, tmp_path: Path) -> None:
     assert dict(line.split("=", 1) for line in run.run(["env"]).output.splitlines()) == run.ENVIRONMENT
     assert run.run(["cat"]).output == ""
-    assert f"\n{opened}\n" not in f"\n{run.run(['ls', '/proc/self/fd']).output}"
+    assert f"\n{open_descriptor}\n" not in f"\n{run.run(['ls', '/proc/self/fd']).output}"
     assert run.run(["pwd"], cwd=tmp_path).output.strip() == str(tmp_path)
     pid, session = run.run(["sh", "-c", "echo $$ $(ps -o sid= -p $$)"]).output.split()
     assert pid == session
@@ -81,7 +81,7 @@ def test_quoted_command_can_be_pasted() -> None:
     assert run.quote(["nft", "delete", "a b", "$x"]) == "nft delete 'a b' '$x'"
 
 
-def test_started_program_has_its_own_session_and_output(opened: int, tmp_path: Path) -> None:
+def test_started_program_has_its_own_session_and_output(open_descriptor: int, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.write_text("before\n")
     tell = "readlink /proc/self/fd/0; pwd; ls /proc/self/fd; ps -o sid= -p $$; echo $$; echo err >&2; exit 4"
@@ -89,7 +89,7 @@ def test_started_program_has_its_own_session_and_output(opened: int, tmp_path: P
     assert child.wait() == 4
     first, stdin, directory, *descriptors, session, pid, error = output.read_text().split()
     assert (first, stdin, directory, error) == ("before", "/dev/null", "/", "err")
-    assert str(opened) not in descriptors
+    assert str(open_descriptor) not in descriptors
     assert session == pid == str(child.pid)
 
 
@@ -98,14 +98,14 @@ def test_output_file_of_a_started_program_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o600
 
 
-def test_child_inherits_the_descriptors_that_it_is_given(opened: int, tmp_path: Path) -> None:
+def test_child_inherits_the_descriptors_that_it_is_given(open_descriptor: int, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     child = run.start(
-        ["sh", "-c", f"read line; echo got $line; readlink /proc/self/fd/{opened}; ps -o sid= -p $$"],
+        ["sh", "-c", f"read line; echo got $line; readlink /proc/self/fd/{open_descriptor}; ps -o sid= -p $$"],
         output=tmp_path / "out",
         own_session=False,
         stdin=reading,
-        keep=[opened],
+        keep=[open_descriptor],
     )
     os.close(reading)
     os.write(writing, b"this\n")

@@ -44,7 +44,7 @@ def own_descriptors() -> set[int]:
 
 
 @pytest.fixture
-def far() -> int:
+def high_number() -> int:
     """A free number with more free ones below it than CRIU opens."""
     return 60 + max(read_used_numbers(), default=0)
 
@@ -54,16 +54,16 @@ def test_numbers_of_terminals_in_use_are_found() -> None:
         assert read_used_numbers() >= set(numbers)
 
 
-def test_terminals_are_held_until_criu_can_reach_a_high_number(far: int) -> None:
-    assert count_opened_until(far) == 0
-    with lower_numbers_held(frozenset({far})):
+def test_terminals_are_held_until_criu_can_reach_a_high_number(high_number: int) -> None:
+    assert count_opened_until(high_number) == 0
+    with lower_numbers_held(frozenset({high_number})):
         # No more are held than must be: other programs need terminals, too, and may open some meanwhile.
-        assert OPENED_BY_CRIU - 8 <= count_opened_until(far) <= OPENED_BY_CRIU
-    assert count_opened_until(far) == 0
+        assert OPENED_BY_CRIU - 8 <= count_opened_until(high_number) <= OPENED_BY_CRIU
+    assert count_opened_until(high_number) == 0
 
 
-def test_terminal_number_that_the_tree_needs_is_left_free(far: int) -> None:
-    needed = {far, far - OPENED_BY_CRIU - 1}
+def test_terminal_number_that_the_tree_needs_is_left_free(high_number: int) -> None:
+    needed = {high_number, high_number - OPENED_BY_CRIU - 1}
     with lower_numbers_held(frozenset(needed)):
         assert not read_used_numbers() & needed
 
@@ -97,8 +97,8 @@ def hold(number: int, multiplexer: str) -> None:
         pass
 
 
-def test_failure_to_open_terminals_leaves_none_open(far: int) -> None:
+def test_failure_to_open_terminals_leaves_none_open(high_number: int) -> None:
     before = own_descriptors()
-    with pytest.raises(OSError, match="Inappropriate ioctl"), lower_numbers_held(frozenset({far}), "/dev/null"):
+    with pytest.raises(OSError, match="Inappropriate ioctl"), lower_numbers_held(frozenset({high_number}), "/dev/null"):
         pass
     assert own_descriptors() == before

@@ -37,12 +37,12 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def test_clone_shares_memory_and_fork_does_not(waiting: subprocess.Popen[bytes]) -> None:
+def test_clone_shares_memory_and_fork_does_not(waiting_program: subprocess.Popen[bytes]) -> None:
     with program(PROGRAM_THAT_SHARES_ITS_MEMORY) as process:
         (child,) = proc.children(process.pid)
         assert compare(process.pid, child, VM) == 0
         os.kill(child, 9)
-    assert compare(os.getpid(), waiting.pid, VM) != 0
+    assert compare(os.getpid(), waiting_program.pid, VM) != 0
     assert compare(os.getpid(), free_pid(), VM) != 0
 
 

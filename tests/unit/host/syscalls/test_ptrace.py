@@ -105,9 +105,9 @@ def test_other_process_with_the_pid_is_released(target: StatementRunner) -> None
     assert is_unharmed(target)
 
 
-def test_process_that_cannot_be_stopped_is_refused(ended: int) -> None:
-    with pytest.raises(Refused, match=f"PID {ended}: it has ended"):
-        refusal(ended)
+def test_process_that_cannot_be_stopped_is_refused(zombie: int) -> None:
+    with pytest.raises(Refused, match=f"PID {zombie}: it has ended"):
+        refusal(zombie)
     gone = free_pid()
     with pytest.raises(Refused, match=f"there is no process {gone}"):
         refusal(gone)

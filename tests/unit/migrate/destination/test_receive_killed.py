@@ -21,7 +21,7 @@ MESSAGES = ("send.", "sent.", "receive.")
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[Writers]:
+def fork_server() -> Iterator[Writers]:
     """A process that forks destinations."""
     with writers() as found:
         yield found
@@ -50,20 +50,20 @@ def check(repository: Repository, before: tuple[Checkpoint, ...], made: Checkpoi
     assert holders(repository.root) == ()
 
 
-def test_destination_killed_before_any_step_leaves_a_valid_store(forked: Writers, tmp_path: Path) -> None:
+def test_destination_killed_before_any_step_leaves_a_valid_store(fork_server: Writers, tmp_path: Path) -> None:
     source = open_store(tmp_path)
     for images in (of_pages(*range(1, 300)), of_pages(*range(20, 400)), ONE_PROCESS):
         checkpoint = store(source, tmp_path, images)
-    taken = steps(forked, source.root)
+    taken = steps(fork_server, source.root)
     assert {"received-pack.write", "received-pack.sync", "pack.rename", "manifest-directory.rename"} <= set(taken)
     for moment in some([f"{name}:{number}" for name, times in taken.items() for number in sorted({1, times})]):
         with memory_directory() as base:
             repository = new_destination(base)
             before = repository.checkpoints()
             order = Order("receive", str(repository.root), (str(source.root),), kill_at=moment)
-            assert forked.status(order) == -signal.SIGKILL, moment
+            assert fork_server.status(order) == -signal.SIGKILL, moment
             check(repository, before, checkpoint)
-            assert forked.status(Order("receive", str(repository.root), (str(source.root),))) == 0
+            assert fork_server.status(Order("receive", str(repository.root), (str(source.root),))) == 0
             check(repository, before, checkpoint)
             assert repository.get(checkpoint.id) == checkpoint
             collect_garbage(repository)
@@ -71,7 +71,7 @@ def test_destination_killed_before_any_step_leaves_a_valid_store(forked: Writers
             check(repository, before, checkpoint)
 
 
-def test_power_cut_of_the_destination_at_any_step_leaves_a_valid_store(forked: Writers, tmp_path: Path) -> None:
+def test_power_cut_of_the_destination_at_any_step_leaves_a_valid_store(fork_server: Writers, tmp_path: Path) -> None:
     source = open_store(tmp_path)
     for images in (of_pages(*range(1, 300)), ONE_PROCESS):
         checkpoint = store(source, tmp_path, images)
@@ -80,7 +80,9 @@ def test_power_cut_of_the_destination_at_any_step_leaves_a_valid_store(forked: W
         before, disk = repository.checkpoints(), Disk(repository.root)
         order = Order("receive", str(repository.root), (str(source.root),))
         # Messages change no files.
-        entries = [entry for entry in forked.record_steps(order, base / "log") if not entry.name.startswith(MESSAGES)]
+        entries = [
+            entry for entry in fork_server.record_steps(order, base / "log") if not entry.name.startswith(MESSAGES)
+        ]
         for number in prefixes(entries, disk, repository.root):
             for kept, torn in ((NONE, LOST), (ALL, ZEROS), (SOME, cut_short)):
                 with memory_directory() as directory:

@@ -66,17 +66,17 @@ def open_in(target: StatementRunner, path: Path, *, mode: str = "r+b") -> None:
     ],
 )
 def test_write_to_an_open_file_after_the_check_of_a_move_is_refused(
-    target: StatementRunner, there: Path, data: Path, before: str, change: str, words: str
+    target: StatementRunner, destination_store: Path, data: Path, before: str, change: str, words: str
 ) -> None:
     open_in(target, data)
     target.do(before or "pass")
-    found = compared(target, there)
+    found = compared(target, destination_store)
     refuse_changed_files([target.pid], found)
     try:
         target.do(f"import os; {change}")
         with pytest.raises(PreflightRefused, match=f"{data}.* {words} since the check; the program keeps running here"):
             refuse_changed_files([target.pid], found)
-        refuse_changed_files([target.pid], compared(target, there, is_shared=True))
+        refuse_changed_files([target.pid], compared(target, destination_store, is_shared=True))
     finally:
         Path(f"{data}.1").unlink(missing_ok=True)
 
@@ -92,33 +92,35 @@ def test_write_to_an_open_file_after_the_check_of_a_move_is_refused(
     ],
 )
 def test_file_rewritten_with_equal_content_does_not_prevent_a_move(
-    target: StatementRunner, there: Path, data: Path, change: str
+    target: StatementRunner, destination_store: Path, data: Path, change: str
 ) -> None:
     open_in(target, data)
-    found = compared(target, there)
+    found = compared(target, destination_store)
     target.do(f"import os; {change}")
     refuse_changed_files([target.pid], found)
 
 
-def test_large_file_is_compared_by_its_times_at_the_freeze(target: StatementRunner, there: Path, data: Path) -> None:
+def test_large_file_is_compared_by_its_times_at_the_freeze(
+    target: StatementRunner, destination_store: Path, data: Path
+) -> None:
     """Writes through a mapping do not change the times, so the check refuses a large file mapped for writing."""
     os.truncate(data, LARGE)
     open_in(target, data)
-    found = compared(target, there)
+    found = compared(target, destination_store)
     target.do("pass")
     target.do("held.write(b'x')")
     with pytest.raises(PreflightRefused, match=f"{data} was written to since the check"):
         refuse_changed_files([target.pid], found)
     target.do(MAP)
-    answers = answer_here(ask_about(target_at(target.pid, there)), there)
+    answers = answer_here(ask_about(target_at(target.pid, destination_store)), destination_store)
     assert [found.key for found in answers.blockers] == ["pid-taken", "file-mapped"]
 
 
 def test_change_of_a_file_open_for_reading_is_found_at_the_freeze(
-    target: StatementRunner, there: Path, data: Path
+    target: StatementRunner, destination_store: Path, data: Path
 ) -> None:
     open_in(target, data, mode="rb")
-    found = compared(target, there)
+    found = compared(target, destination_store)
     data.write_bytes(CONTENT + b"more")
     with pytest.raises(PreflightRefused, match=f"{data} was written to since the check"):
         refuse_changed_files([target.pid], found)
@@ -130,7 +132,7 @@ def test_change_of_a_file_open_for_reading_is_found_at_the_freeze(
     ("size", "change"), [(5000, "held.write(b'x')"), (LARGE, "held.write(b'x')"), (5000, "area[1] = 0")]
 )
 def test_undeclared_shared_storage_is_recognized(
-    target: StatementRunner, there: Path, data: Path, size: int, change: str
+    target: StatementRunner, destination_store: Path, data: Path, size: int, change: str
 ) -> None:
     """The other host has the change, too; or only a copy of what was."""
     os.truncate(data, size)
@@ -139,7 +141,7 @@ def test_undeclared_shared_storage_is_recognized(
     open_in(target, data)
     if "area" in change:
         target.do(MAP)
-    found = compared(target, there)
+    found = compared(target, destination_store)
     target.do(change)
     refuse_changed_files([target.pid], found, compare)
     with pytest.raises(PreflightRefused):

@@ -23,12 +23,12 @@ _RESOURCES = HostResources("x86_64", frozenset(), (), 1 << 22, None, 0, 1, (), (
 
 
 @pytest.fixture
-def move_questions(target: StatementRunner, there: Path, tmp_path: Path) -> MoveQuestions:
+def move_questions(target: StatementRunner, destination_store: Path, tmp_path: Path) -> MoveQuestions:
     """The questions about a program that reads and writes a file on a network file system."""
     path = tmp_path / "data"
     path.write_bytes(b"0123456789")
     target.do(f"held = open({str(path)!r}, 'r+')")
-    questions = ask_about(target_at(target.pid, there))
+    questions = ask_about(target_at(target.pid, destination_store))
     files = tuple(replace(file, shared_by="nfs4") if file.path.endswith(b"/data") else file for file in questions.files)
     return replace(questions, files=files)
 
@@ -73,11 +73,11 @@ def test_file_shared_by_two_containers_is_recognized(move_questions: MoveQuestio
 
 @pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
 def test_lock_on_a_network_file_system_is_a_blocker(
-    target: StatementRunner, move_questions: MoveQuestions, there: Path, call: str, kind: str
+    target: StatementRunner, move_questions: MoveQuestions, destination_store: Path, call: str, kind: str
 ) -> None:
     """The restore would wait for the lock while the tree is frozen at the source."""
     target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
-    locks = ask_about(target_at(target.pid, there)).locks
+    locks = ask_about(target_at(target.pid, destination_store)).locks
     # The numbers of files may differ from question to question; those of descriptors do not.
     locked = replace(move_questions, locks=locks)
     assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-everywhere"]
@@ -86,10 +86,12 @@ def test_lock_on_a_network_file_system_is_a_blocker(
     assert "lock-everywhere" not in _keys(_judge(locked))
 
 
-def test_many_files_in_use_at_the_destination_are_counted(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_many_files_in_use_at_the_destination_are_counted(
+    target: StatementRunner, destination_store: Path, tmp_path: Path
+) -> None:
     """A database has hundreds of open files: they are not listed individually."""
     target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
-    warnings = _judge(ask_about(target_at(target.pid, there))).warnings
+    warnings = _judge(ask_about(target_at(target.pid, destination_store))).warnings
     named = [found.what for found in warnings if found.key == "file-in-use"]
     (counted,) = (found.what for found in warnings if found.key == "files-in-use")
     assert len(named) == 3

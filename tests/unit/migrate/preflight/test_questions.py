@@ -25,10 +25,12 @@ pytestmark = pytest.mark.usefixtures("is_root")
 
 
 @pytest.fixture
-def questions_document(target: StatementRunner, there: Path) -> dict[str, Any]:
+def questions_document(target: StatementRunner, destination_store: Path) -> dict[str, Any]:
     """The questions about a live process with a socket, as msgspec writes them."""
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
-    found: dict[str, Any] = msgspec.msgpack.decode(encode_questions(ask_about(target_at(target.pid, there))))
+    found: dict[str, Any] = msgspec.msgpack.decode(
+        encode_questions(ask_about(target_at(target.pid, destination_store)))
+    )
     return found
 
 
@@ -36,17 +38,17 @@ def _decode(content: dict[str, Any]) -> MoveQuestions:
     return decode_questions(msgspec.msgpack.encode(content))
 
 
-def test_questions_to_the_destination_round_trip(target: StatementRunner, there: Path) -> None:
-    questions = ask_about(target_at(target.pid, there))
+def test_questions_to_the_destination_round_trip(target: StatementRunner, destination_store: Path) -> None:
+    questions = ask_about(target_at(target.pid, destination_store))
     assert decode_questions(encode_questions(questions)) == questions
 
 
-def test_unusual_names_and_times_round_trip(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_unusual_names_and_times_round_trip(target: StatementRunner, destination_store: Path, tmp_path: Path) -> None:
     """Names of any bytes, and times that no calendar has."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         os.utime(file.name, ns=(1 << 62, 1 << 90))
         target.do(f"file = open({file.name!r})")
-        questions = ask_about(target_at(target.pid, there))
+        questions = ask_about(target_at(target.pid, destination_store))
         found = look_for_files(questions.files)
     (questions_document,) = (each for each in questions.files if each.name == file.name)
     assert questions_document.modified == found[questions_document.id].modified == (1 << 63) - 1

@@ -38,20 +38,20 @@ _SETRESUID = {"x86_64": 117, "aarch64": 147}
 
 
 @pytest.fixture
-def ordinary(target: StatementRunner) -> StatementRunner:
+def user_program(target: StatementRunner) -> StatementRunner:
     """A program of an ordinary user."""
     target.do("os.setgroups([4343]); os.setresgid(4141, 4141, 4141); os.setresuid(4141, 4141, 0)")
     return target
 
 
-def test_program_that_can_become_root_needs_no_other_rights(ordinary: StatementRunner) -> None:
-    assert read_rights((ordinary.pid,)) == frozenset()
-    ordinary.do("os.setresuid(0, 0, 0); os.setresuid(4141, 4141, 4141)")
+def test_program_that_can_become_root_needs_no_other_rights(user_program: StatementRunner) -> None:
+    assert read_rights((user_program.pid,)) == frozenset()
+    user_program.do("os.setresuid(0, 0, 0); os.setresuid(4141, 4141, 4141)")
     own: set[Right] = {("user", 4141), ("group", 4141), ("group", 4343)}
-    assert read_rights((ordinary.pid,)) == own
-    refuse_new_rights(ordinary.pid, frozenset(own))
+    assert read_rights((user_program.pid,)) == own
+    refuse_new_rights(user_program.pid, frozenset(own))
     with pytest.raises(PreflightRefused, match="the rights of group 4343 since the check"):
-        refuse_new_rights(ordinary.pid, frozenset(own - {("group", 4343)}))
+        refuse_new_rights(user_program.pid, frozenset(own - {("group", 4343)}))
 
 
 def test_rights_of_threads_and_children_count(target: StatementRunner) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from connections import Collected, connected, in_thread
+from connections import PackCollector, connected, in_thread
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
 from target_processes import StatementRunner
@@ -84,7 +84,7 @@ def _move(asked_files: list[AskedFile], remove: Callable[[], object]) -> BaseExc
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def source_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory whose files the source reads from a copy: so the two hosts can have different files here."""
     copy = tmp_path / "copy"
 
@@ -107,33 +107,33 @@ def _prepare(place: Path, *names: str) -> list[AskedFile]:
     return asked_files
 
 
-def test_files_arrive_with_owner_mode_and_time(elsewhere: Path) -> None:
-    asked_files = _prepare(elsewhere, "one", "inner/two")
-    inner = elsewhere / "inner"
+def test_files_arrive_with_owner_mode_and_time(source_directory: Path) -> None:
+    asked_files = _prepare(source_directory, "one", "inner/two")
+    inner = source_directory / "inner"
     inner.chmod(0o751)
 
     def remove() -> None:
-        (elsewhere / "one").unlink()
+        (source_directory / "one").unlink()
         (inner / "two").unlink()
         inner.rmdir()
 
     assert _move(asked_files, remove) is None
-    for file, path in zip(asked_files, (elsewhere / "one", inner / "two"), strict=True):
+    for file, path in zip(asked_files, (source_directory / "one", inner / "two"), strict=True):
         found = path.stat()
         assert path.read_bytes() == _CONTENT
         assert found.st_ino != file.inode
         assert (found.st_mode, found.st_uid, found.st_gid) == (stat.S_IFREG | 0o640, _OWNER, _OWNER)
         assert found.st_mtime_ns == file.modified
     assert stat.S_IMODE(inner.stat().st_mode) == 0o751
-    assert sorted(path.name for path in elsewhere.iterdir()) == ["inner", "one"]
+    assert sorted(path.name for path in source_directory.iterdir()) == ["inner", "one"]
 
 
-def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
-    empty = _make(elsewhere / "empty", b"")
-    directory = elsewhere / "work"
+def test_empty_file_and_working_directory_are_sent(source_directory: Path) -> None:
+    empty = _make(source_directory / "empty", b"")
+    directory = source_directory / "work"
     directory.mkdir(mode=0o700)
-    (elsewhere.with_name("copy")).mkdir()
-    (elsewhere.with_name("copy") / "empty").hardlink_to(empty)
+    (source_directory.with_name("copy")).mkdir()
+    (source_directory.with_name("copy") / "empty").hardlink_to(empty)
     asked_files = [_asked(empty), _asked(directory, 2)]
 
     def remove() -> None:
@@ -145,41 +145,43 @@ def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_file_arrives_on_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_arrives_on_a_file_system_without_unnamed_files(
+    source_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a file system refuses O_TMPFILE: the file has a temporary name until it is complete."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
-    asked_files = _prepare(elsewhere, "one")
-    assert _move(asked_files, (elsewhere / "one").unlink) is None
-    assert [path.name for path in elsewhere.iterdir()] == ["one"]
-    assert (elsewhere / "one").read_bytes() == _CONTENT
-    assert (elsewhere / "one").stat().st_nlink == 1
+    asked_files = _prepare(source_directory, "one")
+    assert _move(asked_files, (source_directory / "one").unlink) is None
+    assert [path.name for path in source_directory.iterdir()] == ["one"]
+    assert (source_directory / "one").read_bytes() == _CONTENT
+    assert (source_directory / "one").stat().st_nlink == 1
 
 
-def test_sent_file_does_not_replace_an_existing_one(elsewhere: Path) -> None:
+def test_sent_file_does_not_replace_an_existing_one(source_directory: Path) -> None:
     """Other files of the same transfer are removed again."""
-    asked_files = _prepare(elsewhere, "inner/one", "two")
+    asked_files = _prepare(source_directory, "inner/one", "two")
 
     def change() -> None:
-        (elsewhere / "inner/one").unlink()
-        (elsewhere / "inner").rmdir()
-        (elsewhere / "two").unlink()
-        (elsewhere / "two").write_bytes(b"mine")
+        (source_directory / "inner/one").unlink()
+        (source_directory / "inner").rmdir()
+        (source_directory / "two").unlink()
+        (source_directory / "two").write_bytes(b"mine")
 
     failure = _move(asked_files, change)
     assert isinstance(failure, PreflightRefused)
     assert "does not replace it" in failure.message
-    assert (elsewhere / "two").read_bytes() == b"mine"
-    assert [path.name for path in elsewhere.iterdir()] == ["two"]
+    assert (source_directory / "two").read_bytes() == b"mine"
+    assert [path.name for path in source_directory.iterdir()] == ["two"]
 
 
-def test_link_at_the_source_is_not_followed_when_files_are_sent(elsewhere: Path, tmp_path: Path) -> None:
-    asked_files = _prepare(elsewhere, "inner/one")
+def test_link_at_the_source_is_not_followed_when_files_are_sent(source_directory: Path, tmp_path: Path) -> None:
+    asked_files = _prepare(source_directory, "inner/one")
     (tmp_path / "trap").mkdir()
 
     def change() -> None:
-        (elsewhere / "inner/one").unlink()
-        (elsewhere / "inner").rmdir()
-        (elsewhere / "inner").symlink_to(tmp_path / "trap")
+        (source_directory / "inner/one").unlink()
+        (source_directory / "inner").rmdir()
+        (source_directory / "inner").symlink_to(tmp_path / "trap")
 
     failure = _move(asked_files, change)
     assert isinstance(failure, PreflightRefused)
@@ -188,17 +190,17 @@ def test_link_at_the_source_is_not_followed_when_files_are_sent(elsewhere: Path,
 
 
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.chown(path, 12345, 0)])
-def test_directory_writable_by_others_is_refused(elsewhere: Path, change: Callable[[Path], None]) -> None:
-    asked_files = _prepare(elsewhere, "inner/one")
+def test_directory_writable_by_others_is_refused(source_directory: Path, change: Callable[[Path], None]) -> None:
+    asked_files = _prepare(source_directory, "inner/one")
 
     def prepare() -> None:
-        (elsewhere / "inner/one").unlink()
-        change(elsewhere / "inner")
+        (source_directory / "inner/one").unlink()
+        change(source_directory / "inner")
 
     failure = _move(asked_files, prepare)
     assert isinstance(failure, PreflightRefused)
     assert "other users can change" in failure.message
-    assert not any((elsewhere / "inner").iterdir())
+    assert not any((source_directory / "inner").iterdir())
 
 
 def _make_secret(directory: Path, size: int) -> Path:
@@ -234,7 +236,7 @@ def test_link_to_a_file_of_root_is_not_followed(tmp_path: Path, mislead: Callabl
 def test_link_created_after_the_digest_is_not_followed(tmp_path: Path) -> None:
     secret = _make_secret(tmp_path, len(_CONTENT))
     path = _make(tmp_path / "library")
-    asked_file, taken = _asked(path), Collected()
+    asked_file, taken = _asked(path), PackCollector()
 
     def receive() -> None:
         digests = tuple(file.digest for file in decode_files(destination.receive(Files).content))
@@ -254,41 +256,43 @@ def test_link_created_after_the_digest_is_not_followed(tmp_path: Path) -> None:
     assert taken.content == b""
 
 
-def test_access_control_list_does_not_widen_the_group(elsewhere: Path) -> None:
-    asked_files = _prepare(elsewhere, "one")
+def test_access_control_list_does_not_widen_the_group(source_directory: Path) -> None:
+    asked_files = _prepare(source_directory, "one")
     # For uid 4322 to read: the bits of the group are the mask then (acl(5), linux/posix_acl_xattr.h).
     entries = ((1, 6, -1), (2, 4, _OWNER + 1), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1))
     content = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
     try:
-        os.setxattr(elsewhere / "one", "system.posix_acl_access", content)
+        os.setxattr(source_directory / "one", "system.posix_acl_access", content)
     except OSError as error:
         pytest.skip(f"no access control lists here: {error.strerror}")
-    assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o640
-    assert _move(asked_files, (elsewhere / "one").unlink) is None
-    assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o600
+    assert stat.S_IMODE((source_directory / "one").stat().st_mode) == 0o640
+    assert _move(asked_files, (source_directory / "one").unlink) is None
+    assert stat.S_IMODE((source_directory / "one").stat().st_mode) == 0o600
 
 
-def test_file_changed_while_it_is_sent_is_refused(elsewhere: Path) -> None:
-    asked_files = _prepare(elsewhere, "one")
+def test_file_changed_while_it_is_sent_is_refused(source_directory: Path) -> None:
+    asked_files = _prepare(source_directory, "one")
 
     def change() -> None:
-        (elsewhere / "one").unlink()
-        (elsewhere.with_name("copy") / "one").write_bytes(_CONTENT[::-1])
+        (source_directory / "one").unlink()
+        (source_directory.with_name("copy") / "one").write_bytes(_CONTENT[::-1])
 
     failure = _move(asked_files, change)
     assert isinstance(failure, IntegrityError)
-    assert not any(elsewhere.iterdir())
+    assert not any(source_directory.iterdir())
 
 
-def test_file_that_would_belong_to_another_user_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_would_belong_to_another_user_is_refused(
+    source_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The user id belongs to another user at the destination."""
-    asked_files = _prepare(elsewhere, "one")
+    asked_files = _prepare(source_directory, "one")
     names = iter(("ada", "bob"))
     monkeypatch.setattr(module, "find_user_name", lambda _uid: next(names))
-    failure = _move(asked_files, (elsewhere / "one").unlink)
+    failure = _move(asked_files, (source_directory / "one").unlink)
     assert isinstance(failure, PreflightRefused)
     assert "belongs to the user ada on the source, whose number is that of bob here" in failure.message
-    assert not any(elsewhere.iterdir())
+    assert not any(source_directory.iterdir())
 
 
 def _sent(path: bytes, **more: object) -> SentFile:
@@ -327,41 +331,43 @@ def test_system_directories_are_refused() -> None:
 
 
 def test_move_that_lacks_only_files_is_possible_after_sending(
-    target: StatementRunner, there: Path, elsewhere: Path
+    target: StatementRunner, destination_store: Path, source_directory: Path
 ) -> None:
-    asked_files = _prepare(elsewhere, "one")
-    target.do(f"held = open({str(elsewhere / 'one')!r})")
-    plan = target_at(target.pid, there)
+    asked_files = _prepare(source_directory, "one")
+    target.do(f"held = open({str(source_directory / 'one')!r})")
+    plan = target_at(target.pid, destination_store)
     questions = ask_about(plan)
-    (elsewhere / "one").unlink()
-    found = report(plan, questions, answer_in(NEW_PIDS, questions, there))
+    (source_directory / "one").unlink()
+    found = report(plan, questions, answer_in(NEW_PIDS, questions, destination_store))
     assert [each.key for each in found.blockers] == ["file-missing"]
     (sent,) = plan_sending(questions, found)
     assert sent.path == asked_files[0].path
-    (elsewhere / "one").hardlink_to(elsewhere.with_name("copy") / "one")
-    assert _move([sent], (elsewhere / "one").unlink) is None
-    assert answer_in(NEW_PIDS, questions, there).blockers == ()
+    (source_directory / "one").hardlink_to(source_directory.with_name("copy") / "one")
+    assert _move([sent], (source_directory / "one").unlink) is None
+    assert answer_in(NEW_PIDS, questions, destination_store).blockers == ()
 
 
-def test_no_file_is_sent_if_the_move_has_another_blocker(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_no_file_is_sent_if_the_move_has_another_blocker(
+    target: StatementRunner, destination_store: Path, tmp_path: Path
+) -> None:
     path = _make(tmp_path / "data")
     target.do(f"held = open({str(path)!r})")
-    plan = target_at(target.pid, there)
+    plan = target_at(target.pid, destination_store)
     questions = ask_about(plan)
     path.unlink()
     with pytest.raises(Refusal) as refused:
-        plan_sending(questions, report(plan, questions, answer_here(questions, there)))
+        plan_sending(questions, report(plan, questions, answer_here(questions, destination_store)))
     assert [found.what for found in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
 
 
-def test_files_that_can_be_sent_are_selected(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_files_that_can_be_sent_are_selected(target: StatementRunner, destination_store: Path, tmp_path: Path) -> None:
     read, written, special = (_make(tmp_path / name) for name in ("read", "written", "special"))
     special.chmod(0o4755)
     (tmp_path / "open").mkdir()
     (tmp_path / "work").mkdir()
     target.do(f"files = [open({str(read)!r}), open({str(written)!r}, 'r+'), open({str(special)!r})]")
     target.do(f"directory = os.open({str(tmp_path / 'open')!r}, os.O_RDONLY); os.chdir({str(tmp_path / 'work')!r})")
-    questions = ask_about(target_at(target.pid, there))
+    questions = ask_about(target_at(target.pid, destination_store))
     own = [file for file in questions.files if file.name.startswith(str(tmp_path))]
     sendable, refused = find_sendable(questions, own)
     assert {Path(file.name).name for file in sendable} == {"read", "work"}
@@ -376,13 +382,13 @@ def test_files_that_can_be_sent_are_selected(target: StatementRunner, there: Pat
     assert "nfs4" in find_sendable(questions, [network])[1][0].what
 
 
-def test_file_open_only_by_path_is_not_sent(target: StatementRunner, there: Path, tmp_path: Path) -> None:
+def test_file_open_only_by_path_is_not_sent(target: StatementRunner, destination_store: Path, tmp_path: Path) -> None:
     """O_PATH needs no permission to read the file."""
     path = _make(tmp_path / "file")
     for program, is_sent in (("path", False), ("path, reader", True)):
         target.do(f"path = os.open({str(path)!r}, os.O_PATH)")
         target.do(f"reader = os.open({str(path)!r}, os.O_RDONLY)" if "reader" in program else "pass")
-        questions = ask_about(target_at(target.pid, there))
+        questions = ask_about(target_at(target.pid, destination_store))
         own = [file for file in questions.files if file.name == str(path)]
         sendable, refused = find_sendable(questions, own)
         assert bool(sendable) == is_sent, refused

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from io import FileIO
 
-from connections import DIGEST, Collected, connected
+from connections import DIGEST, PackCollector, connected
 from msgspec import json
 
 from crckpt.migrate.wire.connection import Connection
@@ -61,7 +61,7 @@ def test_bandwidth_that_was_not_used_while_idle_is_lost() -> None:
 
 def test_abort_message_does_not_wait_for_data_under_a_bandwidth() -> None:
     """A mebibyte waits to be sent with 16 KiB per second: the abort overtakes it."""
-    collected = Collected()
+    collected = PackCollector()
     with connected(bandwidth=16 << 10) as (source, destination), destination.receiving(collected):
         source.send(PackMessage(3, DIGEST, 1 << 20))
         for _ in range(200):

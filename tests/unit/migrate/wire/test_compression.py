@@ -6,7 +6,7 @@ import os
 
 import pytest
 import zstandard
-from connections import Collected, connected, in_thread
+from connections import PackCollector, connected, in_thread
 
 from crckpt.migrate.wire.frames import MOST_DATA, BadFrame, Compressor, unpack
 from crckpt.migrate.wire.messages import PackMessage, Sent
@@ -62,7 +62,7 @@ def test_compressed_data_is_checked_before_allocation(payload: bytes, what: str)
 
 
 def test_slow_connection_carries_more_than_its_bytes() -> None:
-    content, collected = WORDS * 8, Collected()
+    content, collected = WORDS * 8, PackCollector()
     with connected(bandwidth=4 << 20) as (source, destination), destination.receiving(collected):
 
         def send() -> None:

@@ -15,8 +15,8 @@ from connections import (
     HELLO,
     MOVE,
     PACK,
-    Collected,
-    Slow,
+    PackCollector,
+    SlowPackCollector,
     connected,
     frame,
     half_connected,
@@ -90,7 +90,7 @@ def test_too_large_message_is_not_sent() -> None:
 
 
 def test_data_reaches_the_pack_receiver_before_later_messages() -> None:
-    content, collected = os.urandom(3 << 20), Collected()
+    content, collected = os.urandom(3 << 20), PackCollector()
     with connected() as (source, destination), destination.receiving(collected):
 
         def send() -> None:
@@ -108,7 +108,7 @@ def test_data_reaches_the_pack_receiver_before_later_messages() -> None:
 
 def test_both_sides_send_more_than_the_pipes_hold() -> None:
     content = os.urandom(16 << 20)
-    collected = Collected(), Collected()
+    collected = PackCollector(), PackCollector()
 
     def exchange(side: Connection) -> None:
         side.send(Questions(content))
@@ -172,7 +172,7 @@ def test_answers_sent_before_an_abort_are_skipped() -> None:
 
 
 def test_failed_message_ends_a_transfer() -> None:
-    with connected() as (source, destination), destination.receiving(Collected()):
+    with connected() as (source, destination), destination.receiving(PackCollector()):
         source.send(PACK)
         destination.send(Failed(10, "the disk is full"))
         with pytest.raises(RemoteError, match="the disk is full"):
@@ -188,7 +188,7 @@ def test_failed_message_is_read_after_the_other_side_ended() -> None:
 
 
 def test_receiver_error_is_raised_and_the_rest_discarded() -> None:
-    class Full(Collected):
+    class Full(PackCollector):
         def add(self, channel: int, content: memoryview) -> None:
             raise OSError(28, "No space left on device")
 
@@ -244,7 +244,7 @@ def test_interruption_is_raised_and_leaves_no_half_frame(waits: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
         assert peer.stdin is not None
         assert peer.stdout is not None
-        slow = Slow()
+        slow = SlowPackCollector()
         try:
             with Connection(os.dup(peer.stdout.fileno()), os.dup(peer.stdin.fileno()), "peer") as side:
                 with side.receiving(slow):
@@ -261,7 +261,7 @@ def test_interruption_is_raised_and_leaves_no_half_frame(waits: str) -> None:
 
 
 def test_slow_reader_slows_the_sender() -> None:
-    content, slow = bytes(1 << 20), Slow()
+    content, slow = bytes(1 << 20), SlowPackCollector()
     with connected() as (source, destination), destination.receiving(slow):
 
         def send() -> None:
@@ -280,7 +280,7 @@ def test_slow_reader_slows_the_sender() -> None:
 
 
 def test_data_waiting_for_a_slow_reader_is_not_silence() -> None:
-    slow = Slow()
+    slow = SlowPackCollector()
     with half_connected(patience_s=0.2) as (source, _, writes), source.receiving(slow):
         writes.write(frame(BEAT) + message_frame(PACK) + frame(DATA, b"x", PACK.channel) + message_frame(Sent()))
         slow.has_begun.wait()
@@ -290,7 +290,7 @@ def test_data_waiting_for_a_slow_reader_is_not_silence() -> None:
 
 
 def test_bandwidth_limits_data() -> None:
-    content, collected = os.urandom(100_000), Collected()
+    content, collected = os.urandom(100_000), PackCollector()
     with connected(bandwidth=200_000) as (source, destination), destination.receiving(collected):
         began = time.monotonic()
         source.send(PACK)

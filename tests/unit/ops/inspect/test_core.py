@@ -26,7 +26,7 @@ AT_PAGESZ = 6
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository, Checkpoint]:
+def recorded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository, Checkpoint]:
     """A store with the recorded images."""
     base = tmp_path_factory.mktemp("core")
     repository = open_store(base)
@@ -39,10 +39,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository
 
 @pytest.mark.parametrize("pid", recorded_images.PIDS)
 def test_memory_in_a_core_file_is_where_its_headers_say(
-    whole: tuple[Context, Repository, Checkpoint], tmp_path: Path, pid: int
+    recorded_checkpoint: tuple[Context, Repository, Checkpoint], tmp_path: Path, pid: int
 ) -> None:
     """The file has every page that can be known, and no other."""
-    context, repository, checkpoint = whole
+    context, repository, checkpoint = recorded_checkpoint
     result = core(context, checkpoint.id, pid, tmp_path / "core")
     content = result.path.read_bytes()
     assert len(content) == result.size
@@ -84,10 +84,10 @@ def test_guard_region_is_not_written_to_a_core_file() -> None:
 
 
 def test_notes_of_a_core_file_are_in_the_order_of_the_kernel(
-    whole: tuple[Context, Repository, Checkpoint], tmp_path: Path
+    recorded_checkpoint: tuple[Context, Repository, Checkpoint], tmp_path: Path
 ) -> None:
     """The first thread's registers come first; the notes of the process are between its two notes."""
-    context, _, checkpoint = whole
+    context, _, checkpoint = recorded_checkpoint
     root = recorded_images.RECORDED.root
     found = list(notes(core(context, checkpoint.id, None, tmp_path / "core").path.read_bytes()))
     assert [kind for kind, _ in found] == [1, 3, 6, 0x46494C45, 2, 0x202, 1, 2, 0x202]
@@ -104,9 +104,9 @@ def test_notes_of_a_core_file_are_in_the_order_of_the_kernel(
     assert set(maps) == {"private file", "stack"}
 
 
-def test_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
+def test_zombie_has_no_core_file(recorded_checkpoint: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
     """The error says why."""
-    context, _, checkpoint = whole
+    context, _, checkpoint = recorded_checkpoint
     (zombie,) = (process.pid for process in recorded_images.RECORDED.processes if process.memory is None)
     with pytest.raises(UsageError, match="zombie"):
         core(context, checkpoint.id, zombie, tmp_path / "core")

@@ -44,7 +44,7 @@ KNOWN_PAGES = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, ImageTree]:
+def recorded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, ImageTree]:
     """A store with the recorded images; a test that damages the store repairs it."""
     base = tmp_path_factory.mktemp("memory")
     repository = open_store(base)
@@ -53,8 +53,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
 
 
 @pytest.mark.parametrize("pid", recorded_images.PIDS)
-def test_runs_of_memory_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
-    repository, checkpoint, tree = whole
+def test_runs_of_memory_contain_all_nonzero_pages(
+    recorded_checkpoint: tuple[Repository, Checkpoint, ImageTree], pid: int
+) -> None:
+    repository, checkpoint, tree = recorded_checkpoint
     found: dict[int, bytes] = {}
     with open_reader(repository, checkpoint) as reading:
         memory = Memory(reading, recorded_images.process_of(tree, pid))
@@ -79,9 +81,13 @@ def test_runs_of_memory_contain_all_nonzero_pages(whole: tuple[Repository, Check
     length=st.integers(0, 600_000),
 )
 def test_reading_memory_stops_at_the_first_unknown_page(
-    whole: tuple[Repository, Checkpoint, ImageTree], data: st.DataObject, pid: int, offset: int, length: int
+    recorded_checkpoint: tuple[Repository, Checkpoint, ImageTree],
+    data: st.DataObject,
+    pid: int,
+    offset: int,
+    length: int,
 ) -> None:
-    repository, checkpoint, tree = whole
+    repository, checkpoint, tree = recorded_checkpoint
     address = data.draw(st.sampled_from(sorted(KNOWN_PAGES[pid]))) * PAGE_SIZE + offset
     expected = b""
     number = address // PAGE_SIZE
@@ -92,16 +98,16 @@ def test_reading_memory_stops_at_the_first_unknown_page(
     assert found == expected[address % PAGE_SIZE :][:length]
 
 
-def test_zombie_in_a_checkpoint_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
-    repository, checkpoint, tree = whole
+def test_zombie_in_a_checkpoint_has_no_memory(recorded_checkpoint: tuple[Repository, Checkpoint, ImageTree]) -> None:
+    repository, checkpoint, tree = recorded_checkpoint
     (zombie,) = (process for process in tree.processes if process.memory is None)
     with open_reader(repository, checkpoint) as reading:
         memory = Memory(reading, zombie)
         assert (memory.regions, memory.read(4096, 10)) == ((), b"")
 
 
-def test_damaged_bytes_are_never_returned(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
-    repository, checkpoint, tree = whole
+def test_damaged_bytes_are_never_returned(recorded_checkpoint: tuple[Repository, Checkpoint, ImageTree]) -> None:
+    repository, checkpoint, tree = recorded_checkpoint
     process = recorded_images.process_of(tree, recorded_images.PIDS[0])
     for pack in packs(repository):
         flip(pack, pack.stat().st_size // 2)

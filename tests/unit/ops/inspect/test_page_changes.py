@@ -67,7 +67,9 @@ class _Watched(Reader):
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, Checkpoint, Checkpoint]:
+def three_checkpoints(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Repository, Checkpoint, Checkpoint, Checkpoint]:
     """A checkpoint, one of the same job with changed pages, and one whose pages are equal but stored apart."""
     base = tmp_path_factory.mktemp("changes")
     repository = open_store(base)
@@ -108,9 +110,11 @@ def _expected() -> dict[int, PageChanges]:
     return expected
 
 
-def test_every_changed_page_is_counted(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+def test_every_changed_page_is_counted(
+    three_checkpoints: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
+) -> None:
     """Of each changed page both versions are read; no other page is read."""
-    repository, before, after, _ = stored
+    repository, before, after, _ = three_checkpoints
     found, read = _compared(repository, before, after)
     expected = _expected()
     assert found == expected
@@ -120,24 +124,24 @@ def test_every_changed_page_is_counted(stored: tuple[Repository, Checkpoint, Che
 
 
 def test_equal_pages_in_different_packs_do_not_count_as_changed(
-    stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
+    three_checkpoints: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
-    repository, before, after, apart = stored
+    repository, before, after, apart = three_checkpoints
     found, read = _compared(repository, after, apart)
     assert found == {}
     assert read > 1000
     assert _compared(repository, before, apart)[0] == _expected()
 
 
-def test_identical_pages_are_not_read(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
-    repository, before, _, _ = stored
+def test_identical_pages_are_not_read(three_checkpoints: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+    repository, before, _, _ = three_checkpoints
     assert _compared(repository, before, before) == ({}, 0)
 
 
 def test_pages_of_removed_and_shortened_mappings_are_gone_and_new_in_reverse(
-    stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
+    three_checkpoints: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
-    repository, before, _, _ = stored
+    repository, before, _, _ = three_checkpoints
     process = recorded_images.process_of(read_image_tree(repository, before), PID)
     space = _space(process)
     heap = _heap(process)

@@ -27,23 +27,23 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def found(base: Path) -> Sections:
+def four_sections(base: Path) -> Sections:
     """All sections but the environment."""
     return sections(Context(base), "job", ("ps", "files", "sockets", "maps"))
 
 
-def test_processes_of_every_state_are_listed(found: Sections) -> None:
-    assert found.ps is not None
-    states = {process.state: process for process in found.ps}
+def test_processes_of_every_state_are_listed(four_sections: Sections) -> None:
+    assert four_sections.ps is not None
+    states = {process.state: process for process in four_sections.ps}
     assert set(states) == {"alive", "stopped", "zombie"}
-    assert [len(process.threads) for process in found.ps].count(2) == 1
+    assert [len(process.threads) for process in four_sections.ps].count(2) == 1
     assert states["zombie"].exit_code == 3 << 8
     assert states["zombie"].exe == ""
 
 
-def test_files_of_every_kind_are_listed(found: Sections) -> None:
-    assert found.files is not None
-    root = [file for file in found.files if file.pid == recorded_images.PIDS[0]]
+def test_files_of_every_kind_are_listed(four_sections: Sections) -> None:
+    assert four_sections.files is not None
+    root = [file for file in four_sections.files if file.pid == recorded_images.PIDS[0]]
     assert [file.fd for file in root] == sorted(file.fd for file in root)
     files = {Path(file.path).name: file for file in root}
     assert (files["plain"].access, files["plain"].offset, files["plain"].size) == ("r", 42, 100)
@@ -56,12 +56,14 @@ def test_files_of_every_kind_are_listed(found: Sections) -> None:
     }
 
 
-def test_sockets_section_shows_both_ends_of_a_connection(found: Sections) -> None:
-    assert found.sockets is not None
-    assert {socket.family for socket in found.sockets} >= {"inet", "inet6", "unix", "netlink"}
-    one, other = (socket for socket in found.sockets if socket.protocol == "tcp" and socket.state == "established")
+def test_sockets_section_shows_both_ends_of_a_connection(four_sections: Sections) -> None:
+    assert four_sections.sockets is not None
+    assert {socket.family for socket in four_sections.sockets} >= {"inet", "inet6", "unix", "netlink"}
+    one, other = (
+        socket for socket in four_sections.sockets if socket.protocol == "tcp" and socket.state == "established"
+    )
     assert (one.local, one.remote) == (other.remote, other.local)
-    listening = [socket for socket in found.sockets if socket.state == "listen"]
+    listening = [socket for socket in four_sections.sockets if socket.state == "listen"]
     assert all(socket.local and not socket.remote for socket in listening)
     assert len(listening) > 1
 

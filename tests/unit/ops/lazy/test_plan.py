@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 @dataclass
-class WithPacks:
+class CheckpointStub:
     """As a checkpoint."""
 
     packs: tuple[PackUse, ...]
@@ -64,6 +64,6 @@ def test_new_packs_are_filled_first_within_the_time() -> None:
     packs = tuple(
         PackUse(PackId(digit * 64), 1, pages) for digit, pages in (("1", 9), ("2", 1 << 14), ("3", 5), ("4", 7))
     )
-    checkpoint = WithPacks(packs)
+    checkpoint = CheckpointStub(packs)
     assert choose_hot_packs(checkpoint, ("3" * 64, "4" * 64)) == {"3" * 64, "4" * 64}  # type: ignore[arg-type]
     assert choose_hot_packs(checkpoint, ("1" * 64, "2" * 64, "4" * 64)) == {"1" * 64, "4" * 64}  # type: ignore[arg-type]

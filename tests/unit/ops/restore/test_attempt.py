@@ -25,7 +25,7 @@ def attempt(context: Context, repository: Repository, checkpoints: tuple[Checkpo
 
 
 @pytest.fixture
-def asking() -> ImageTree:
+def tree_with_a_death_signal() -> ImageTree:
     """A tree whose root has asked for a signal when its parent ends."""
     thread = RECORDED.root.threads[0]
     root = replace(RECORDED.root, threads=(replace(thread, core=replace(thread.core, parent_death_signal=15)),))
@@ -44,13 +44,17 @@ def asking() -> ImageTree:
     ids=["foreground", "detached", "new terminal", "new namespace", "new terminal in a new namespace"],
 )
 def test_root_is_restored_as_a_sibling_of_criu_depending_on_the_request(
-    attempt: RestoreAttempt, asking: ImageTree, request_: RestoreRequest, has_new_terminal: bool, is_sibling: bool
+    attempt: RestoreAttempt,
+    tree_with_a_death_signal: ImageTree,
+    request_: RestoreRequest,
+    has_new_terminal: bool,
+    is_sibling: bool,
 ) -> None:
     attempt = replace(attempt, request=request_, has_new_terminal=has_new_terminal)
     assert attempt.is_sibling == is_sibling
     assert ("--restore-sibling" in attempt.command(PATHS, (), stream=True)) == is_sibling
     # CRIU ends at once: a root that is its child would get the signal.
-    images = attempt.find_edits(asking).without_signal
+    images = attempt.find_edits(tree_with_a_death_signal).without_signal
     assert images == (frozenset() if is_sibling else {f"core-{RECORDED.root.pid}.img"})
     assert attempt.find_edits(RECORDED).without_signal == frozenset()
 

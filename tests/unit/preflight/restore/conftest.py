@@ -14,7 +14,7 @@ from crckpt.preflight.restore.host import FileState, HostState, PlannedRestore
 
 
 @pytest.fixture
-def planned(tree: ImageTree) -> PlannedRestore:
+def planned_restore(tree: ImageTree) -> PlannedRestore:
     """A restore of the tree with default choices; its log had 11 bytes."""
     return PlannedRestore(
         tree=tree,

@@ -63,15 +63,16 @@ def test_paths_that_criu_does_not_open_need_not_exist(tree: ImageTree, change: d
     assert find_needed_path(replace(file_of(tree, PLAIN), **change)) == ""
 
 
-def test_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host: HostState) -> None:
-    ids = planned.tree.root.ids
+def test_tree_with_its_own_mounts_brings_its_files(planned_restore: PlannedRestore, host: HostState) -> None:
+    ids = planned_restore.tree.root.ids
     assert ids is not None
     other = KernelIds(ids.files, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
     in_own_namespace = replace(
-        planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:])
+        planned_restore.tree,
+        processes=(replace(planned_restore.tree.root, ids=other), *planned_restore.tree.processes[1:]),
     )
     assert find_needed_files(in_own_namespace) == ()
-    assert judge_restore(replace(planned, tree=in_own_namespace), replace(host, files={})).blockers == ()
+    assert judge_restore(replace(planned_restore, tree=in_own_namespace), replace(host, files={})).blockers == ()
 
 
 def test_uses_of_a_file_name_its_process_and_descriptor(tree: ImageTree) -> None:
@@ -86,16 +87,16 @@ def test_uses_of_a_file_name_its_process_and_descriptor(tree: ImageTree) -> None
     assert {file.id for file in find_needed_files(tree)} <= used.keys()
 
 
-def test_missing_file_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
+def test_missing_file_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
     for files in (host.files | {PLAIN: None}, {path: file for path, file in host.files.items() if path != PLAIN}):
-        blocker = only_blocker(judge_restore(planned, replace(host, files=files)))
+        blocker = only_blocker(judge_restore(planned_restore, replace(host, files=files)))
         assert blocker.startswith(f"file-missing: {PLAIN} is missing (fd ")
 
 
 @pytest.mark.parametrize("grown", ["refuse", "keep", "rewind"])
-def test_shrunk_file_is_a_blocker(planned: PlannedRestore, host: HostState, grown: str) -> None:
+def test_shrunk_file_is_a_blocker(planned_restore: PlannedRestore, host: HostState, grown: str) -> None:
     assert grown in ("refuse", "keep", "rewind")
-    chosen = replace(planned, grown=grown)
+    chosen = replace(planned_restore, grown=grown)
     blocker = only_blocker(judge_restore(chosen, with_changed(host, PLAIN, size=99)))
     assert blocker.startswith(f"file-shrunk: {PLAIN} has 99 bytes since {CHANGED}; at the checkpoint it had 100 (fd ")
     assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in blocker
@@ -113,7 +114,7 @@ def test_shrunk_file_is_a_blocker(planned: PlannedRestore, host: HostState, grow
     ],
 )
 def test_grown_files_depend_on_the_option(
-    planned: PlannedRestore,
+    planned_restore: PlannedRestore,
     host: HostState,
     path: str,
     grown: str,
@@ -121,7 +122,7 @@ def test_grown_files_depend_on_the_option(
     warnings: list[str],
     rewinds: tuple[tuple[str, int], ...],
 ) -> None:
-    verdict = judge_restore(replace(planned, grown=grown), with_changed(host, path, size=500))
+    verdict = judge_restore(replace(planned_restore, grown=grown), with_changed(host, path, size=500))
     assert [finding.key for finding in verdict.blockers] == blockers
     assert [finding.key for finding in verdict.warnings] == warnings
     assert verdict.rewinds == rewinds
@@ -131,16 +132,16 @@ def test_grown_files_depend_on_the_option(
     assert "?" not in str(finding)
 
 
-def test_recreatable_files_are_not_blockers(planned: PlannedRestore, host: HostState) -> None:
+def test_recreatable_files_are_not_blockers(planned_restore: PlannedRestore, host: HostState) -> None:
     """An empty log and a directory can be created again, with their owner and mode."""
-    planned = replace(planned, owners={LOG: (33,), RUN: (0,)})
+    planned_restore = replace(planned_restore, owners={LOG: (33,), RUN: (0,)})
     for path, key, mode, command in (
         (LOG, "log-missing", stat.S_IFREG | 0o600, f"install --mode=0600 --owner=33 /dev/null {LOG}"),
         (RUN, "directory-missing", stat.S_IFDIR | 0o755, f"install --directory --mode=0755 --owner=0 {RUN}"),
     ):
-        tree = with_file(planned.tree, path, partial(replace, mode=mode))
+        tree = with_file(planned_restore.tree, path, partial(replace, mode=mode))
         blocker = only_blocker(
-            judge_restore(replace(planned, tree=tree), replace(host, files=host.files | {path: None}))
+            judge_restore(replace(planned_restore, tree=tree), replace(host, files=host.files | {path: None}))
         )
         assert blocker.startswith(f"{key}: {path} is missing (")
         assert command in blocker
@@ -154,35 +155,39 @@ ROTATED = (
 
 
 @pytest.mark.parametrize("change", ROTATED)
-def test_rotated_log_is_accepted(planned: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
+def test_rotated_log_is_accepted(planned_restore: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
     """The program appends to the new log, which must not be cut."""
-    planned = replace(planned, inodes={LOG: frozenset({7})}, heads={LOG: digest_head(b"a line")})
+    planned_restore = replace(planned_restore, inodes={LOG: frozenset({7})}, heads={LOG: digest_head(b"a line")})
     host = with_changed(host, LOG, inode=7, head=b"a line of the log")
-    assert judge_restore(planned, host).blockers == ()
+    assert judge_restore(planned_restore, host).blockers == ()
     rotated = with_changed(host, LOG, **change)
     for grown in ("refuse", "rewind"):
-        blocker = only_blocker(judge_restore(replace(planned, grown=grown), rotated))
+        blocker = only_blocker(judge_restore(replace(planned_restore, grown=grown), rotated))
         assert blocker.startswith(f"log-rotated: {LOG} is no longer the log of the checkpoint: that had 11 bytes, ")
         assert "--grown keep" in blocker
-    verdict = judge_restore(replace(planned, grown="keep"), rotated)
+    verdict = judge_restore(replace(planned_restore, grown="keep"), rotated)
     assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["log-appended"])
-    rehearsed = judge_restore(replace(planned, grown="rewind", is_rehearsal=True), rotated)
+    rehearsed = judge_restore(replace(planned_restore, grown="rewind", is_rehearsal=True), rotated)
     assert (rehearsed.blockers, [finding.key for finding in rehearsed.warnings]) == ((), ["log-appended"])
-    assert judge_restore(replace(planned, grown="rewind"), with_changed(host, LOG, size=500)).rewinds != ()
+    assert judge_restore(replace(planned_restore, grown="rewind"), with_changed(host, LOG, size=500)).rewinds != ()
 
 
-def test_other_file_is_not_cut_back(planned: PlannedRestore, host: HostState) -> None:
-    planned = replace(planned, inodes={PLAIN: frozenset({7})}, heads={PLAIN: digest_head(b"begin")}, grown="rewind")
+def test_other_file_is_not_cut_back(planned_restore: PlannedRestore, host: HostState) -> None:
+    planned_restore = replace(
+        planned_restore, inodes={PLAIN: frozenset({7})}, heads={PLAIN: digest_head(b"begin")}, grown="rewind"
+    )
     host = with_changed(host, PLAIN, size=500, inode=7, head=b"begins so")
-    assert [path for path, _ in judge_restore(planned, host).rewinds] == [PLAIN]
+    assert [path for path, _ in judge_restore(planned_restore, host).rewinds] == [PLAIN]
     for change in ({"inode": 8}, {"head": b"other"}):
-        assert only_blocker(judge_restore(planned, with_changed(host, PLAIN, **change))).startswith("file-other")
+        assert only_blocker(judge_restore(planned_restore, with_changed(host, PLAIN, **change))).startswith(
+            "file-other"
+        )
 
 
-def test_write_only_file_may_be_cut_back(planned: PlannedRestore, host: HostState) -> None:
+def test_write_only_file_may_be_cut_back(planned_restore: PlannedRestore, host: HostState) -> None:
     """With `program >log`, the program writes after the end."""
-    written = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
-    blocker = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
+    written = with_file(planned_restore.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
+    blocker = only_blocker(judge_restore(replace(planned_restore, tree=written), with_changed(host, PLAIN, size=0)))
     assert blocker.startswith("output-shrunk")
     assert f"truncate --size 100 {PLAIN}" in blocker
 
@@ -197,49 +202,54 @@ def test_write_only_file_may_be_cut_back(planned: PlannedRestore, host: HostStat
     ],
 )
 def test_file_written_in_place_counts_as_changed(
-    planned: PlannedRestore, host: HostState, flags: int, blockers: list[str]
+    planned_restore: PlannedRestore, host: HostState, flags: int, blockers: list[str]
 ) -> None:
     """The program's memory does not match the content of the file."""
-    tree = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=flags))
-    planned, host = replace(planned, tree=tree), with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1))
-    assert [finding.key for finding in judge_restore(planned, host).blockers] == blockers
+    tree = with_file(planned_restore.tree, PLAIN, lambda file: replace(file, flags=flags))
+    planned_restore, host = (
+        replace(planned_restore, tree=tree),
+        with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1)),
+    )
+    assert [finding.key for finding in judge_restore(planned_restore, host).blockers] == blockers
     for chosen in (
-        replace(planned, written="keep"),
-        replace(planned, still_runs=True),
-        replace(planned, is_rehearsal=True),
+        replace(planned_restore, written="keep"),
+        replace(planned_restore, still_runs=True),
+        replace(planned_restore, is_rehearsal=True),
     ):
         verdict = judge_restore(chosen, host)
         assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["file-written"])
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=-1), timedelta(hours=1)])
-def test_file_server_clock_is_compared_with_itself(planned: PlannedRestore, host: HostState, ahead: timedelta) -> None:
-    tree = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_RDWR))
+def test_file_server_clock_is_compared_with_itself(
+    planned_restore: PlannedRestore, host: HostState, ahead: timedelta
+) -> None:
+    tree = with_file(planned_restore.tree, PLAIN, lambda file: replace(file, flags=os.O_RDWR))
     last = CREATED + ahead
-    planned = replace(planned, tree=tree, times={PLAIN: last.timestamp()})
-    assert judge_restore(planned, with_changed(host, PLAIN, written=last)).blockers == ()
+    planned_restore = replace(planned_restore, tree=tree, times={PLAIN: last.timestamp()})
+    assert judge_restore(planned_restore, with_changed(host, PLAIN, written=last)).blockers == ()
     since = with_changed(host, PLAIN, written=last + timedelta(seconds=1))
-    assert [finding.key for finding in judge_restore(planned, since).blockers] == ["data-written"]
+    assert [finding.key for finding in judge_restore(planned_restore, since).blockers] == ["data-written"]
 
 
-def test_writes_of_the_running_original_are_ignored(planned: PlannedRestore, host: HostState) -> None:
+def test_writes_of_the_running_original_are_ignored(planned_restore: PlannedRestore, host: HostState) -> None:
     """A move is rehearsed while the original writes to shared storage. A file that is too short is still reported."""
-    planned = replace(planned, still_runs=True)
-    assert judge_restore(planned, with_changed(host, LOG, size=500)).blockers == ()
-    assert only_blocker(judge_restore(planned, with_changed(host, LOG, size=10))).startswith("log-rotated")
+    planned_restore = replace(planned_restore, still_runs=True)
+    assert judge_restore(planned_restore, with_changed(host, LOG, size=500)).blockers == ()
+    assert only_blocker(judge_restore(planned_restore, with_changed(host, LOG, size=10))).startswith("log-rotated")
     for flags, keys in ((os.O_RDWR, []), (os.O_RDONLY, ["file-grown"])):
         files = tuple(
             replace(file, flags=flags) if isinstance(file, RegularFile) and file.path == PLAIN else file
-            for file in planned.tree.files
+            for file in planned_restore.tree.files
         )
-        wanted = replace(planned, tree=replace(planned.tree, files=files))
+        wanted = replace(planned_restore, tree=replace(planned_restore.tree, files=files))
         verdict = judge_restore(wanted, with_changed(host, PLAIN, size=500))
         assert [finding.key for finding in verdict.blockers] == keys
 
 
-def test_file_open_for_writing_is_not_cut(planned: PlannedRestore, host: HostState) -> None:
+def test_file_open_for_writing_is_not_cut(planned_restore: PlannedRestore, host: HostState) -> None:
     """The writer may be the program itself, whose PID is no blocker in a new PID namespace."""
-    chosen = replace(planned, grown="rewind", new_pid_namespace=True)
+    chosen = replace(planned_restore, grown="rewind", new_pid_namespace=True)
     verdict = judge_restore(
         chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: FileWriter(41, "nginx")})
     )
@@ -248,84 +258,88 @@ def test_file_open_for_writing_is_not_cut(planned: PlannedRestore, host: HostSta
     assert "nginx (PID 41) has it open for writing" in finding.what
 
 
-def test_file_behind_a_link_is_not_cut(planned: PlannedRestore, host: HostState) -> None:
+def test_file_behind_a_link_is_not_cut(planned_restore: PlannedRestore, host: HostState) -> None:
     """The link may lead to another file."""
-    verdict = judge_restore(replace(planned, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True))
+    verdict = judge_restore(
+        replace(planned_restore, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True)
+    )
     assert ([finding.key for finding in verdict.blockers], verdict.rewinds) == (["file-linked"], ())
 
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
-def test_executable_is_not_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
+def test_executable_is_not_cut(planned_restore: PlannedRestore, host: HostState, grown: str) -> None:
     """A longer program is another build, also without a build-id."""
     assert grown in ("refuse", "rewind")
-    programs = {file.path for file in find_needed_files(planned.tree) if file.build_id}
+    programs = {file.path for file in find_needed_files(planned_restore.tree) if file.build_id}
     assert len(programs) > 1
     for path in programs:
         file = host.files[path]
         assert file is not None
-        verdict = judge_restore(replace(planned, grown=grown), with_changed(host, path, size=file.size + 1))
+        verdict = judge_restore(replace(planned_restore, grown=grown), with_changed(host, path, size=file.size + 1))
         assert verdict.rewinds == ()
         (finding,) = verdict.blockers
         assert (finding.key, verdict.is_in_use) == ("program-grown", False)
 
 
-def test_log_position_may_exceed_the_recorded_size(planned: PlannedRestore, host: HostState) -> None:
+def test_log_position_may_exceed_the_recorded_size(planned_restore: PlannedRestore, host: HostState) -> None:
     """The size is read before the freeze; later appends move the position."""
-    early = replace(planned, append_sizes={LOG: 4})
+    early = replace(planned_restore, append_sizes={LOG: 4})
     assert judge_restore(early, host).blockers == ()
     (grown,) = judge_restore(early, with_changed(host, LOG, size=12)).blockers
     assert "from 11 to 12 bytes" in grown.what
 
 
-def test_log_without_a_recorded_size_is_not_compared(planned: PlannedRestore, host: HostState) -> None:
-    assert judge_restore(replace(planned, append_sizes={}), with_changed(host, LOG, size=5000)).blockers == ()
+def test_log_without_a_recorded_size_is_not_compared(planned_restore: PlannedRestore, host: HostState) -> None:
+    assert judge_restore(replace(planned_restore, append_sizes={}), with_changed(host, LOG, size=5000)).blockers == ()
 
 
-def test_other_build_of_a_library_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
+def test_other_build_of_a_library_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
-    blocker = only_blocker(judge_restore(planned, with_changed(host, libc, build_id="00ff")))
+    blocker = only_blocker(judge_restore(planned_restore, with_changed(host, libc, build_id="00ff")))
     assert blocker.startswith(
         f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by"
     )
-    assert file_of(planned.tree, libc).build_id in blocker
-    assert judge_restore(planned, with_changed(host, libc, build_id="")).blockers == (), (
+    assert file_of(planned_restore.tree, libc).build_id in blocker
+    assert judge_restore(planned_restore, with_changed(host, libc, build_id="")).blockers == (), (
         "CRIU compares only where there are two"
     )
 
 
-def test_other_file_mode_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    blocker = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
+def test_other_file_mode_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
+    blocker = only_blocker(judge_restore(planned_restore, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
     assert blocker.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}; at the checkpoint it had 06")
     assert blocker.endswith(PLAIN)
-    blocker = only_blocker(judge_restore(planned, with_changed(host, RUN, mode=stat.S_IFDIR | 0o123)))
+    blocker = only_blocker(judge_restore(planned_restore, with_changed(host, RUN, mode=stat.S_IFDIR | 0o123)))
     assert "has mode 0123" in blocker
 
 
-def test_other_file_kind_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    blocker = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
+def test_other_file_kind_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
+    blocker = only_blocker(
+        judge_restore(planned_restore, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096))
+    )
     assert blocker.startswith(
         f"file-kind: {PLAIN} is a directory since {CHANGED}; at the checkpoint it was a regular file (fd "
     )
-    assert "file of another kind" in only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=0)))
+    assert "file of another kind" in only_blocker(judge_restore(planned_restore, with_changed(host, PLAIN, mode=0)))
 
 
-def test_file_written_after_the_checkpoint_is_a_warning(planned: PlannedRestore, host: HostState) -> None:
-    verdict = judge_restore(planned, with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1)))
+def test_file_written_after_the_checkpoint_is_a_warning(planned_restore: PlannedRestore, host: HostState) -> None:
+    verdict = judge_restore(planned_restore, with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1)))
     assert (verdict.blockers, verdict.rewinds) == ((), ())
     (warning,) = verdict.warnings
     assert warning.key == "file-written"
     assert f"at {(CREATED + timedelta(seconds=1)).astimezone():%Y-%m-%d %H:%M:%S}" in warning.what
-    assert judge_restore(planned, with_changed(host, PLAIN, written=CREATED)).warnings == ()
-    assert judge_restore(planned, with_changed(host, RUN, written=CREATED + timedelta(days=1))).warnings == (), (
-        "directories change"
-    )
+    assert judge_restore(planned_restore, with_changed(host, PLAIN, written=CREATED)).warnings == ()
+    assert (
+        judge_restore(planned_restore, with_changed(host, RUN, written=CREATED + timedelta(days=1))).warnings == ()
+    ), "directories change"
 
 
-def test_remap_link_is_compared_like_the_file(planned: PlannedRestore, host: HostState) -> None:
+def test_remap_link_is_compared_like_the_file(planned_restore: PlannedRestore, host: HostState) -> None:
     def link(file: RegularFile) -> RegularFile:
         return replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))
 
-    linked = replace(planned, tree=with_file(planned.tree, PLAIN, link))
+    linked = replace(planned_restore, tree=with_file(planned_restore.tree, PLAIN, link))
     files = host.files | {"/srv/link_remap.5": host.files[PLAIN]}
     assert judge_restore(linked, replace(host, files=files)).blockers == ()
     assert only_blocker(judge_restore(linked, host)).startswith("link-missing: /srv/link_remap.5 is missing")
@@ -337,11 +351,11 @@ UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 @pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
 def test_upgraded_package_is_named(
-    planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]
+    planned_restore: PlannedRestore, host: HostState, grown: str, change: dict[str, object]
 ) -> None:
     """The file is never cut back, and the message has the old version."""
     assert grown in ("refuse", "rewind")
-    chosen = replace(planned, grown=grown)
+    chosen = replace(planned_restore, grown=grown)
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     host = with_changed(host, libc, **change)
     assert find_changed_paths(chosen, host) == (libc,)
@@ -356,24 +370,26 @@ def test_upgraded_package_is_named(
     )
 
 
-def test_change_after_a_package_upgrade_is_not_attributed_to_it(planned: PlannedRestore, host: HostState) -> None:
+def test_change_after_a_package_upgrade_is_not_attributed_to_it(
+    planned_restore: PlannedRestore, host: HostState
+) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     older = replace(UPGRADED, since=CREATED - timedelta(days=1))
     blocker = only_blocker(
-        judge_restore(planned, replace(with_changed(host, libc, build_id="00ff"), packages={libc: older}))
+        judge_restore(planned_restore, replace(with_changed(host, libc, build_id="00ff"), packages={libc: older}))
     )
     assert blocker.startswith("file-replaced: ")
 
 
-def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, host: HostState) -> None:
-    assert find_changed_paths(planned, host) == ()
-    assert find_changed_paths(planned, with_changed(host, PLAIN, written=CREATED + timedelta(days=1))) == ()
-    assert find_changed_paths(planned, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
+def test_packages_are_needed_only_for_changed_files(planned_restore: PlannedRestore, host: HostState) -> None:
+    assert find_changed_paths(planned_restore, host) == ()
+    assert find_changed_paths(planned_restore, with_changed(host, PLAIN, written=CREATED + timedelta(days=1))) == ()
+    assert find_changed_paths(planned_restore, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
 
 
-def test_time_is_linear_in_the_number_of_grown_files(planned: PlannedRestore, host: HostState) -> None:
+def test_time_is_linear_in_the_number_of_grown_files(planned_restore: PlannedRestore, host: HostState) -> None:
     """The open files of the tree are searched once, not once for each file."""
-    first = next(file for file in find_needed_files(planned.tree) if file.size and not file.build_id)
+    first = next(file for file in find_needed_files(planned_restore.tree) if file.size and not file.build_id)
     as_it_was = host.files[find_needed_path(first)]
     assert as_it_was is not None
     grown = replace(as_it_was, size=5)
@@ -384,9 +400,11 @@ def test_time_is_linear_in_the_number_of_grown_files(planned: PlannedRestore, ho
             replace(file, id=file.id + count, path=f"{file.path}.log", size=None, flags=os.O_WRONLY | os.O_APPEND)
             for file in many
         ]
-        tree = replace(planned.tree, files=(*planned.tree.files, *many, *logs))
+        tree = replace(planned_restore.tree, files=(*planned_restore.tree.files, *many, *logs))
         files = {**host.files, **{file.path: grown for file in (*many, *logs)}}
-        asked = replace(planned, tree=tree, append_sizes={**planned.append_sizes, **{file.path: 1 for file in logs}})
+        asked = replace(
+            planned_restore, tree=tree, append_sizes={**planned_restore.append_sizes, **{file.path: 1 for file in logs}}
+        )
         return partial(judge_restore, asked, replace(host, files=files))
 
     assert len(prepare(1000)().blockers) == 2000

@@ -12,7 +12,7 @@ from crckpt.preflight.restore.descriptors import OutsidePipe
 from crckpt.preflight.restore.host import HostState, PlannedRestore
 
 
-def test_only_pipes_whose_reader_is_outside_get_our_output(planned: PlannedRestore, host: HostState) -> None:
+def test_only_pipes_whose_reader_is_outside_get_our_output(planned_restore: PlannedRestore, host: HostState) -> None:
     ends = (
         Pipe(901, 61, os.O_RDONLY),
         Pipe(902, 62, os.O_WRONLY | os.O_NONBLOCK),
@@ -21,6 +21,6 @@ def test_only_pipes_whose_reader_is_outside_get_our_output(planned: PlannedResto
         Pipe(905, 64, os.O_RDONLY),
         Pipe(906, 64, os.O_WRONLY),
     )
-    piped = replace(planned, tree=replace(planned.tree, files=(*planned.tree.files, *ends)))
+    piped = replace(planned_restore, tree=replace(planned_restore.tree, files=(*planned_restore.tree.files, *ends)))
     assert judge_restore(piped, host).outside_pipes == (OutsidePipe(62, errors=False),)
     assert judge_restore(replace(piped, closed_pipes=frozenset({62})), host).outside_pipes == ()

@@ -159,9 +159,9 @@ def test_missing_kernel_needs_are_reported(tree: ImageTree, need: Need) -> None:
     assert describe_blockers(tree, here).startswith(f"{need.key}: ")
 
 
-def test_time_namespace_difference_is_a_warning(planned: PlannedRestore, host: HostState) -> None:
+def test_time_namespace_difference_is_a_warning(planned_restore: PlannedRestore, host: HostState) -> None:
     here = replace(host, resources=replace(host.resources, missing=(Need("clocks-jump"),)))
-    verdict = judge_restore(planned, here)
+    verdict = judge_restore(planned_restore, here)
     assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["clocks-jump"])
 
 

@@ -24,11 +24,13 @@ def listener_of(planned: PlannedRestore) -> InetSocket:
     return found
 
 
-def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
+def test_port_in_use_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
     (listener,) = (
-        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+        socket
+        for socket in planned_restore.tree.inet_sockets
+        if socket.is_listening and socket.source == Address("::1", 47002)
     )
-    blocker = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
+    blocker = only_blocker(judge_restore(planned_restore, replace(host, refused={listener.id: "taken"})))
     assert blocker == (
         "port-taken: TCP port [::1]:47002 is taken by another program: "
         "find it: ss -ltnp 'sport = :47002' (package iproute2); then end it"
@@ -36,24 +38,30 @@ def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> N
 
 
 def test_port_of_closed_connections_is_a_blocker_with_the_time_to_wait(
-    planned: PlannedRestore, host: HostState
+    planned_restore: PlannedRestore, host: HostState
 ) -> None:
     (listener,) = (
-        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+        socket
+        for socket in planned_restore.tree.inet_sockets
+        if socket.is_listening and socket.source == Address("::1", 47002)
     )
     closing = replace(host, refused={listener.id: "taken"}, released={listener.id: 42})
-    assert only_blocker(judge_restore(planned, closing)) == (
+    assert only_blocker(judge_restore(planned_restore, closing)) == (
         "port-closing: TCP port [::1]:47002 is not free yet: its last connections were closed, and the kernel keeps "
         "them for another 42 s (TIME_WAIT): try again in 42 s"
     )
 
 
-def test_datagram_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
+def test_datagram_port_in_use_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
     (listener,) = (
-        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+        socket
+        for socket in planned_restore.tree.inet_sockets
+        if socket.is_listening and socket.source == Address("::1", 47002)
     )
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
-    alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
+    alone = replace(
+        planned_restore, tree=replace(planned_restore.tree, files=(*without_sockets(planned_restore.tree), datagram))
+    )
     assert [(socket.id, use) for socket, use in find_bound_sockets(alone)] == [(listener.id, "datagram")]
     blocker = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
     assert blocker == (
@@ -62,31 +70,36 @@ def test_datagram_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostSt
     )
 
 
-def test_missing_address_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
+def test_missing_address_is_a_blocker(planned_restore: PlannedRestore, host: HostState) -> None:
     (listener,) = (
-        socket for socket in planned.tree.inet_sockets if socket.is_listening and socket.source == Address("::1", 47002)
+        socket
+        for socket in planned_restore.tree.inet_sockets
+        if socket.is_listening and socket.source == Address("::1", 47002)
     )
     elsewhere = replace(listener, source=Address("192.0.2.1", 80))
-    moved = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), elsewhere)))
+    moved = replace(
+        planned_restore, tree=replace(planned_restore.tree, files=(*without_sockets(planned_restore.tree), elsewhere))
+    )
     blocker = only_blocker(judge_restore(moved, replace(host, refused={listener.id: "missing"})))
     assert blocker.startswith("address-missing: this host does not have the TCP address 192.0.2.1:80")
     assert blocker.endswith("ip addr add 192.0.2.1 dev INTERFACE")
 
 
-def test_only_kept_connections_need_their_address(planned: PlannedRestore) -> None:
-    established = {socket.id for socket in planned.tree.established}
+def test_only_kept_connections_need_their_address(planned_restore: PlannedRestore) -> None:
+    established = {socket.id for socket in planned_restore.tree.established}
     assert established
-    assert not established & {socket.id for socket, _ in find_bound_sockets(planned)}
-    kept = {socket.id: use for socket, use in find_bound_sockets(replace(planned, keeps_connections=True))}
+    assert not established & {socket.id for socket, _ in find_bound_sockets(planned_restore)}
+    kept = {socket.id: use for socket, use in find_bound_sockets(replace(planned_restore, keeps_connections=True))}
     assert {kept[socket] for socket in established} == {"connection"}
 
 
-def test_tree_with_its_own_network_binds_nothing_here(planned: PlannedRestore) -> None:
-    ids = planned.tree.root.ids
+def test_tree_with_its_own_network_binds_nothing_here(planned_restore: PlannedRestore) -> None:
+    ids = planned_restore.tree.root.ids
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, net=ids.namespaces.net + 1))
     in_own_namespace = replace(
-        planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:])
+        planned_restore.tree,
+        processes=(replace(planned_restore.tree.root, ids=other), *planned_restore.tree.processes[1:]),
     )
-    assert list(find_bound_sockets(planned))
-    assert list(find_bound_sockets(replace(planned, tree=in_own_namespace))) == []
+    assert list(find_bound_sockets(planned_restore))
+    assert list(find_bound_sockets(replace(planned_restore, tree=in_own_namespace))) == []

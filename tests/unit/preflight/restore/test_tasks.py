@@ -32,37 +32,37 @@ def test_session_and_group_of_the_shell_may_be_in_use(tree: ImageTree) -> None:
 
 
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
-def test_ids_of_the_tree_in_use_are_blockers(planned: PlannedRestore, host: HostState, role: str) -> None:
+def test_ids_of_the_tree_in_use_are_blockers(planned_restore: PlannedRestore, host: HostState, role: str) -> None:
     taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
-    assert judge_restore(planned, taken).is_in_use
-    blocker = only_blocker(judge_restore(planned, taken))
+    assert judge_restore(planned_restore, taken).is_in_use
+    blocker = only_blocker(judge_restore(planned_restore, taken))
     assert blocker.startswith(f"pid-taken: {role} 7993 is in use by nginx (PID 41)")
-    assert judge_restore(replace(planned, new_pid_namespace=True), taken).blockers == ()
+    assert judge_restore(replace(planned_restore, new_pid_namespace=True), taken).blockers == ()
 
 
-def test_id_used_by_crckpt_is_explained(planned: PlannedRestore, host: HostState) -> None:
+def test_id_used_by_crckpt_is_explained(planned_restore: PlannedRestore, host: HostState) -> None:
     """crckpt has ended by the time the user could look for it."""
     ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
-    assert "run it again" in only_blocker(judge_restore(planned, ours))
+    assert "run it again" in only_blocker(judge_restore(planned_restore, ours))
 
 
-def test_pid_in_use_covers_the_threads_of_the_process(planned: PlannedRestore, host: HostState) -> None:
+def test_pid_in_use_covers_the_threads_of_the_process(planned_restore: PlannedRestore, host: HostState) -> None:
     threads = tuple(IdUser(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
     other = IdUser(7998, "group", 41, 1, "y", "sleeping")
     verdict = judge_restore(
-        planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "x", "sleeping"), *threads, other))
+        planned_restore, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "x", "sleeping"), *threads, other))
     )
     assert [finding.what.split(" is ")[0] for finding in verdict.blockers] == ["PID 7993", "group 7998"]
-    assert len(judge_restore(planned, replace(host, owners=threads)).blockers) == 2
+    assert len(judge_restore(planned_restore, replace(host, owners=threads)).blockers) == 2
 
 
-def test_id_of_a_zombie_is_a_blocker_with_its_own_remedy(planned: PlannedRestore, host: HostState) -> None:
+def test_id_of_a_zombie_is_a_blocker_with_its_own_remedy(planned_restore: PlannedRestore, host: HostState) -> None:
     blocker = only_blocker(
-        judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),)))
+        judge_restore(planned_restore, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),)))
     )
     assert blocker.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40: end that process")
     blocker = only_blocker(
-        judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "old", "zombie"),)))
+        judge_restore(planned_restore, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "old", "zombie"),)))
     )
     assert blocker.endswith(
         "start the container with an init that reaps (docker run --init), or use --new-pid-namespace"

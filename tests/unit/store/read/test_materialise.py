@@ -88,7 +88,7 @@ def test_series_of_checkpoints_with_any_content_round_trips(series: list[ImageSe
         assert verify(repository).damages == ()
 
 
-class Lives(RuleBasedStateMachine):
+class StoreStateMachine(RuleBasedStateMachine):
     """Any order of dumps, removals, collections, repairs and crashes in the middle of them.
 
     What is kept comes back, nothing else stays for long.
@@ -224,12 +224,12 @@ class Lives(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _crash(forked: Writers) -> None:
-    """Let `Lives`, of which hypothesis makes instances, have those that crash."""
-    Lives.forked = forked
+def _crash(forked_writers: Writers) -> None:
+    """Let `StoreStateMachine`, of which hypothesis makes instances, have those that crash."""
+    StoreStateMachine.forked = forked_writers
 
 
-TestLives = Lives.TestCase
+TestLives = StoreStateMachine.TestCase
 TestLives.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 

@@ -21,7 +21,7 @@ COUNT = 3 * FRAME_PAGES + 10
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> tuple[Contents, Extents]:
+def stored_pages(tmp_path: Path) -> tuple[Contents, Extents]:
     """A checkpoint in two packs: the second has a few new pages among those of the first."""
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*range(1, COUNT)))
@@ -48,14 +48,14 @@ def fill(contents: Contents, extents: Extents) -> bytes:
     return filled.tobytes()
 
 
-def test_pieces_of_extents_cover_all_pages_in_order(stored: tuple[Contents, Extents]) -> None:
-    contents, extents = stored
+def test_pieces_of_extents_cover_all_pages_in_order(stored_pages: tuple[Contents, Extents]) -> None:
+    contents, extents = stored_pages
     numbers = [number if number % 50 else 1000 + number for number in range(COUNT)]
     assert fill(contents, extents) == b"".join(map(page, [*numbers, 0, 0, 7]))
 
 
-def test_extents_may_be_unordered_and_repeated(stored: tuple[Contents, Extents]) -> None:
-    contents, extents = stored
+def test_extents_may_be_unordered_and_repeated(stored_pages: tuple[Contents, Extents]) -> None:
+    contents, extents = stored_pages
     whole = fill(contents, extents)
     starts = np.cumsum(extents["count"], dtype=np.int64) - extents["count"]
     order = [*range(len(extents)), *range(len(extents))]
@@ -64,20 +64,20 @@ def test_extents_may_be_unordered_and_repeated(stored: tuple[Contents, Extents])
     assert fill(contents, extents[order]) == b"".join(wanted)
 
 
-def test_extents_may_end_at_a_frame_boundary(stored: tuple[Contents, Extents]) -> None:
-    contents, _ = stored
+def test_extents_may_end_at_a_frame_boundary(stored_pages: tuple[Contents, Extents]) -> None:
+    contents, _ = stored_pages
     filled = fill(contents, np.array([(0, FRAME_PAGES, 0, FRAME_PAGES), (0, 1, 0, FRAME_PAGES - 1)], EXTENT))
     assert len(filled) == (FRAME_PAGES + 1) * PAGE_SIZE
 
 
-def test_zero_pages_are_in_no_frame(stored: tuple[Contents, Extents]) -> None:
-    contents, _ = stored
+def test_zero_pages_are_in_no_frame(stored_pages: tuple[Contents, Extents]) -> None:
+    contents, _ = stored_pages
     assert fill(contents, np.array([(0, 5, ZERO, 0)], EXTENT)) == bytes(5 * PAGE_SIZE)
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, MOST_FRAMES * FRAME_PAGES])
-def test_pages_missing_from_a_pack_are_damage(stored: tuple[Contents, Extents], beyond: int) -> None:
-    contents, _ = stored
+def test_pages_missing_from_a_pack_are_damage(stored_pages: tuple[Contents, Extents], beyond: int) -> None:
+    contents, _ = stored_pages
     wrong = np.array([(0, 2, 0, contents.pack(0).pages + beyond)], EXTENT)
     with pytest.raises(IntegrityError, match=f"^the file refers to pages that {contents.pack(0).name} does not have"):
         pieces_of(contents, "the file", wrong, np.zeros(1, np.int64))

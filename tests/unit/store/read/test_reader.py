@@ -41,7 +41,7 @@ def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int =
 
 
 @pytest.fixture
-def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int]]]:
+def unpack_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int]]]:
     """How often each frame is unpacked; small files are read as large ones are."""
     counts: Counter[tuple[str, int]] = Counter()
     original = Pack.check
@@ -95,7 +95,7 @@ def test_pages_in_any_order_are_read_with_little_memory(
         assert restore_files(repository, checkpoint, base) == files_of(base / "images-1")
 
 
-class NoRoom:
+class NoCopyMemory:
     """In place of the memory where scattered pages are copied together."""
 
     def __init__(self, most: int) -> None:
@@ -111,26 +111,28 @@ def test_pages_stored_together_are_passed_without_a_copy(tmp_path: Path, monkeyp
     memory = (program.directory / "pages-1.img").read_bytes()
     whole, scattered = series(repository, program, 2, 0.2)
     # A copy has the same bytes: that there is none shows only where there is no room for it.
-    monkeypatch.setattr(reader, "_Ring", NoRoom)
+    monkeypatch.setattr(reader, "_Ring", NoCopyMemory)
     assert image(repository, whole, "pages-1.img") == memory
     with pytest.raises(AssertionError, match="are copied"):
         image(repository, scattered, "pages-1.img")
 
 
-def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_each_frame_is_unpacked_once(tmp_path: Path, unpack_counts: Counter[tuple[str, int]]) -> None:
     """The pages of the checkpoint are scattered over the packs of many others."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4000)
     *_, last = series(repository, program, 30, 0.03)
     assert contents_of(repository, last).index.files
-    unpacked.clear()
+    unpack_counts.clear()
     content = image(repository, last, "pages-1.img")
     assert content == (program.directory / "pages-1.img").read_bytes()
-    assert len({digest for digest, _ in unpacked}) > 10
-    assert set(unpacked.values()) == {1}
+    assert len({digest for digest, _ in unpack_counts}) > 10
+    assert set(unpack_counts.values()) == {1}
 
 
-def test_last_of_a_long_chain_is_read_like_a_single_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_last_of_a_long_chain_is_read_like_a_single_one(
+    tmp_path: Path, unpack_counts: Counter[tuple[str, int]]
+) -> None:
     """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 64 << 8)
@@ -140,10 +142,10 @@ def test_last_of_a_long_chain_is_read_like_a_single_one(tmp_path: Path, unpacked
 
     def read() -> int:
         assert contents_of(repository, last).index.files
-        unpacked.clear()
+        unpack_counts.clear()
         assert image(repository, last, "pages-1.img") == memory
-        assert set(unpacked.values()) == {1}
-        return len(unpacked)
+        assert set(unpack_counts.values()) == {1}
+        return len(unpack_counts)
 
     needed = len(memory) // PAGE_SIZE / FRAME_PAGES
     assert read() <= 1.25 * needed, "frames are unpacked for what little is wanted of them"
@@ -183,19 +185,21 @@ def test_frames_of_many_packs_are_read_in_one_task(tmp_path: Path) -> None:
     assert 0 < pool.tasks <= sum(use.frames for use in last.packs) / 4
 
 
-def test_frame_of_a_frequent_page_is_unpacked_only_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_frame_of_a_frequent_page_is_unpacked_only_once(
+    tmp_path: Path, unpack_counts: Counter[tuple[str, int]]
+) -> None:
     """A page that occurs everywhere stays in memory while other pages are read and dropped."""
     repository = open_store(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *often)]}))
     with smaller_bounds(reader, _MOST_FRAMES=8, _FEWEST_FRAMES=8):
         assert contents_of(repository, checkpoint).index.files
-        unpacked.clear()
+        unpack_counts.clear()
         assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, often))
-    assert set(unpacked.values()) == {1}
+    assert set(unpack_counts.values()) == {1}
 
 
-def test_files_of_a_checkpoint_are_read_in_parallel(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_files_of_a_checkpoint_are_read_in_parallel(tmp_path: Path, unpack_counts: Counter[tuple[str, int]]) -> None:
     repository = open_store(tmp_path)
     maps = {f"pagemap-{number}.img": [area(0, *range(number * 100, number * 100 + 300))] for number in range(1, 9)}
     checkpoint = store(repository, tmp_path, ImageSet(maps, {"core.img": b"registers" * 1000}))
@@ -214,7 +218,7 @@ def test_files_of_a_checkpoint_are_read_in_parallel(tmp_path: Path, unpacked: Co
         for thread in threads:
             thread.join()
     assert found == expected
-    assert unpacked
+    assert unpack_counts
 
 
 def test_zeros_of_a_large_file_become_holes(tmp_path: Path) -> None:

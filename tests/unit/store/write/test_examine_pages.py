@@ -62,7 +62,7 @@ def test_image_smaller_than_a_batch_is_left_to_the_commit(tmp_path: Path) -> Non
     assert examine_written_image(tmp_path / "pages-1.img", KEY) == {}
 
 
-class Growing:
+class GrowingImages:
     """A directory that is examined in a thread."""
 
     def __init__(self, images: Path) -> None:
@@ -93,7 +93,7 @@ class Growing:
 
 def test_only_whole_batches_are_examined(tmp_path: Path) -> None:
     batch = random.Random(2).randbytes(PAGE_SIZE) * BATCH_PAGES
-    growing = Growing(tmp_path)
+    growing = GrowingImages(tmp_path)
     try:
         with (tmp_path / "pages-1.img").open("ab", buffering=0) as image:
             image.write(batch[:-1])
@@ -119,7 +119,7 @@ def test_images_of_another_user_are_not_examined(tmp_path: Path) -> None:
         pytest.skip("only root can give a file away")
     (tmp_path / "pages-1.img").write_bytes(bytes(PAGE_SIZE) * BATCH_PAGES)
     os.chown(tmp_path / "pages-1.img", 65534, 65534)
-    growing = Growing(tmp_path)
+    growing = GrowingImages(tmp_path)
     growing.wait(1)
     growing.end()
     assert growing.failure is not None
@@ -130,7 +130,7 @@ def test_number_of_examined_batches_is_limited(tmp_path: Path) -> None:
     with (tmp_path / "pages-1.img").open("wb") as image:
         image.truncate(5 * BATCH_PAGES * PAGE_SIZE)
     with smaller_bounds(examining, _MOST_BATCHES=2):
-        growing = Growing(tmp_path)
+        growing = GrowingImages(tmp_path)
         growing.wait(3)
         growing.end()
     assert len(growing.found) == 2

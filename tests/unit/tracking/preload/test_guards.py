@@ -130,7 +130,7 @@ def asked(library: Path, work: Path, *, is_let: bool) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
+def complete_library_answers(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Any]]:
     """The answer of the complete library in a hold that lets it reset bits (True) or not."""
     work = tmp_path_factory.mktemp("whole")
     return {is_let: asked(library, work / str(is_let), is_let=is_let) for is_let in (True, False)}
@@ -147,12 +147,12 @@ def _answers(library: Path, work: Path, hold: Hold) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lacks", PRELOAD)
 def test_preload_library_without_a_guard_answers_differently(
-    tmp_path: Path, lacks: str, whole: dict[bool, dict[str, Any]]
+    tmp_path: Path, lacks: str, complete_library_answers: dict[bool, dict[str, Any]]
 ) -> None:
     """If answers of a library were cached, a CRIU without it would take every page for clean."""
     old, new, question, right = PRELOAD[lacks]
     is_let = question == "of another"
-    assert whole[is_let][question] in right
+    assert complete_library_answers[is_let][question] in right
     changed = preload_library(tmp_path, old, new)
     assert asked(changed, tmp_path / "changed", is_let=is_let)[question] not in right
 

@@ -52,7 +52,7 @@ def target() -> Iterator[StatementRunner]:
         yield target
 
 
-class Read:
+class SmapsReading:
     """What a program reads as smaps."""
 
     def __init__(self, text: str) -> None:
@@ -68,10 +68,10 @@ def reading(place: int | Path, **environment: str | Path) -> subprocess.Popen[st
     return subprocess.Popen(words, env=os.environ | named, stdout=subprocess.PIPE, text=True)
 
 
-def read(place: int | Path, **environment: str | Path) -> Read:
+def read(place: int | Path, **environment: str | Path) -> SmapsReading:
     out, _ = (process := reading(place, **environment)).communicate(timeout=60)
     assert process.returncode == 0
-    return Read(out)
+    return SmapsReading(out)
 
 
 def test_flags_of_memory_maps_are_queried_once_and_then_cached(
@@ -131,7 +131,7 @@ def test_concurrent_readers_add_each_entry_to_the_cache_once(
         readers = [reading(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table) for _ in range(6)]
         right = read(target.pid).lines
         for reader in readers:
-            assert Read(reader.communicate(timeout=60)[0]).lines == right
+            assert SmapsReading(reader.communicate(timeout=60)[0]).lines == right
     content = table.read_bytes()
     entries = [content[place : place + ENTRY] for place in range(0, len(content), ENTRY)]
     assert len({entry[:8] for entry in entries}) == len(entries) > 10
