@@ -50,7 +50,7 @@ def rounds_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def target(rounds_program: Path, tmp_path: Path) -> Iterator[Target]:
-    """It, running."""
+    """The program tests/programs/rounds.c, running."""
     (tmp_path / "work").mkdir()
     running = Target(rounds_program, tmp_path / "work")
     yield running

@@ -93,7 +93,7 @@ def test_leased_address_is_refused(host: Machine, address: HostAddress) -> None:
 
 
 def test_address_whose_removal_removes_others_is_refused(host: Machine) -> None:
-    """The first address of a network, unless the kernel promotes the others. The remedy works."""
+    """The kernel removes all addresses of a network with the first one, unless it promotes them. The remedy works."""
     network = parse_address(f"10.78.0.1/24@{DEVICE}")
     add(host, network)
     add(host, parse_address(f"10.78.0.2/24@{DEVICE}"))
@@ -198,7 +198,7 @@ def put_refusing_nft(directory: Path) -> None:
 
 @families
 def test_address_behind_the_fence_changes_no_route(host: Machine, address: HostAddress) -> None:
-    """Routes stay behind the fence and after it. The kernel never chooses an IPv6 address by itself."""
+    """The routes do not change behind the fence or later. The kernel never chooses the IPv6 address by itself."""
     before = routes(host)
     assert claim([address], MOVE) == ()
     assert find_fences() == {MOVE}

@@ -114,7 +114,7 @@ def test_dump_in_the_background_reports_a_refusal_before_it_detaches(crckpt: Crc
 
 
 def test_checkpoint_is_stored_without_a_reader_of_the_output(crckpt: Crckpt, tree: Tree) -> None:
-    """Output that cannot be written does not cost the checkpoint."""
+    """The checkpoint is stored although the output cannot be written."""
     with Path("/dev/full").open("w") as full:
         words = [str(PROGRAM), "dump", str(tree.pid), JOB, "--async"]
         subprocess.run(words, stdin=subprocess.DEVNULL, stdout=full, env=crckpt.environment, check=True, timeout=60)

@@ -312,7 +312,7 @@ def test_restored_memory_is_charged_to_the_cgroup(crckpt: Crckpt) -> None:
 
 
 def test_restored_sockets_belong_to_the_cgroup(crckpt: Crckpt) -> None:
-    """The kernel asks the rules of the group in which a socket was made."""
+    """The kernel applies the packet rules of the group in which a socket was created."""
     with _group("unified") as group:
         rule_packets(group)
         with _stopped_in(crckpt, group, "tcp_listen") as tree:

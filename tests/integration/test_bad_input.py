@@ -70,7 +70,7 @@ def _sleeping(*words: str) -> Iterator[int]:
 
 
 def test_processes_that_cannot_be_frozen_are_refused(crckpt: Crckpt) -> None:
-    """Ancestors of crckpt, the system's init and the kernel's own."""
+    """The processes are ancestors of crckpt, the init process of the system, and kernel threads."""
     _refused(crckpt, REFUSED, "dump", str(os.getpid()), texts=(f"process {os.getpid()} ", "freeze itself"))
     _refused(
         crckpt, REFUSED, "dump", "1", texts=("PID 1 is the init process of this system, which cannot be checkpointed",)
@@ -285,7 +285,7 @@ def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
 
 
 def test_dump_and_restore_need_root_and_list_does_not(crckpt: Crckpt) -> None:
-    """The error of dump and restore says so. `list` reads the user's own store."""
+    """The errors of dump and restore say that root is needed. `list` reads the user's own store."""
     # A user namespace makes us nobody without taking away what the owner may read: the checkout may lie in /root.
     nobody = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", str(PROGRAM))
     with started(COUNTER) as tree:

@@ -56,7 +56,7 @@ def store(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--stop",)], ids=("goes on", "stop"))
 def test_killed_crckpt_ends_the_waiting_criu(crckpt: Crckpt, counter: Tree, words: tuple[str, ...]) -> None:
-    """CRIU ends, and has touched nothing."""
+    """CRIU ends before it has changed anything in the tree."""
     dump = crckpt.start("dump", str(counter.pid), "job", *words, CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")
     assert_runs_on(counter, frozenset())

@@ -119,10 +119,10 @@ def test_blocker_is_reported_before_the_dump_and_explained_if_criu_fails_on_it(
     }.items(),
 )
 def test_blocker_that_criu_would_not_report_is_reported_before_the_dump(crckpt: Crckpt, kind: str, key: str) -> None:
-    """At a limit CRIU's code may end the process, and its log says only that something failed.
+    """CRIU's own log would not tell the cause.
 
-    CRIU saves a part of a segment, and its restore fails. For a message queue it blames a mount, for the file of
-    a socket the kernel.
+    At a limit, CRIU's code may end the process, and the log says only that something failed. For a message queue CRIU
+    blames a mount, for the file of a socket the kernel. It saves only a part of a segment, and the restore fails.
     """
     with held(kind) as tree:
         before = tree.counters()

@@ -163,7 +163,7 @@ def test_dry_run_of_a_dump_creates_no_store_and_does_not_stop_the_tree(crckpt: C
 
 
 def test_flipped_bit_is_found_and_reported(crckpt: Crckpt, family: Tree) -> None:
-    """`verify` ends with 13 and says which checkpoint; `restore` refuses."""
+    """`verify` exits with 13 and names the checkpoint, and `restore` refuses it."""
     crckpt.run("dump", str(family.pid), "job")
     pack = next((crckpt.store / "packs").glob("*/*.pack"))
     content = bytearray(pack.read_bytes())
@@ -245,7 +245,7 @@ def test_manifest_does_not_contain_command_lines(crckpt: Crckpt, tmp_path: Path)
 
 
 def test_version_prints_crckpt_and_criu(crckpt: Crckpt) -> None:
-    """crckpt's and CRIU's."""
+    """The output has the version of crckpt and that of CRIU."""
     lines = crckpt.run("--version").out.splitlines()
     assert lines[0].startswith("crckpt ")
     assert lines[1].startswith("CRIU 4.")

@@ -95,7 +95,7 @@ def test_gc_tolerates_an_orphaned_criu(crckpt: Crckpt) -> None:
 def test_interrupted_dump_reports_that_the_tree_runs_on(
     crckpt: Crckpt, number: signal.Signals, mode: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    """^C, which reaches crckpt's whole process group, and SIGTERM; nothing is left in flight."""
+    """The dump gets ^C, which reaches crckpt's whole process group, or SIGTERM. Nothing is left behind."""
     with started(DIALOGUE) as tree:
         for name in names:
             before = manifests(crckpt.store)
@@ -174,9 +174,9 @@ def test_interruption_while_crckpt_starts_prints_one_line(crckpt: Crckpt) -> Non
 
 @pytest.mark.parametrize("name", ["log", "frozen", "images"])
 def test_killed_criu_is_reported(crckpt: Crckpt, name: str) -> None:
-    """SIGKILL of CRIU itself: the kernel lets go of the tree, and crckpt says what has become of it.
+    """When CRIU is killed, the kernel releases the tree, and crckpt reports the state of the tree.
 
-    A process that is just then inside a call that CRIU makes it do may not survive that: it is named.
+    A process may die that was executing a call for CRIU at that moment. The message names this process.
     """
     with started(FAMILY) as tree:
         # The first CRIU on a host tries out the kernel, with children that outlive it.
@@ -243,7 +243,7 @@ def test_message_says_that_the_tree_runs_on_if_criu_was_killed_after_the_checkpo
     ],
 )
 def test_refusal_by_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
-    """CRIU finds out late, with the connection locked: the cause is named, and all is as before."""
+    """CRIU fails after it has locked the connection. The message names the cause, and the tree is as before."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
         words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", "--force", *mode)

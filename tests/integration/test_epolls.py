@@ -102,7 +102,7 @@ def test_epoll_inherited_by_a_child_with_a_lower_pid_is_restored(crckpt: Crckpt)
 
 
 def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -> None:
-    """An epoll does not accept /dev/null."""
+    """crckpt replaces the pipe by /dev/null, which an epoll does not accept."""
     with watched_output(crckpt) as program:
         crckpt.run("restore", JOB, "--detach")
         assert program.ask("answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True

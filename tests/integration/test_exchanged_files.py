@@ -67,7 +67,7 @@ def test_directory_that_the_program_may_not_enter_is_not_opened_for_it(crckpt: C
 
 
 def test_file_that_the_programs_user_replaced_is_opened_for_the_program(crckpt: Crckpt) -> None:
-    """A log may be another by now, if the program could open that as well."""
+    """A log may have been replaced by another file that the program could open itself."""
     with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
         log = tree.workdir / LOG
         content, before = log.read_bytes(), tree.counters()

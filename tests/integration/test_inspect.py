@@ -129,7 +129,7 @@ def test_sockets_section_lists_sockets(two_checkpoints: TwoCheckpoints) -> None:
 
 
 def test_maps_section_lists_mappings(two_checkpoints: TwoCheckpoints) -> None:
-    """The section lists addresses, permissions, written and resident pages. The last are unknown for file mappings."""
+    """The section lists addresses, permissions, written and resident pages (unknown for file mappings)."""
     maps = {found["start"]: found for found in two_checkpoints.show("--maps")["maps"]}
     pages, shared = (maps[two_checkpoints.before[name]] for name in ("pages", "shared"))
     assert (pages["path"], pages["permissions"]) == (str(two_checkpoints.workdir / "pages"), "rw-p")

@@ -41,7 +41,7 @@ def test_directories_root_and_umask_of_a_single_thread_are_restored(crckpt: Crck
 
 
 def test_restore_is_refused_if_the_root_directory_of_a_thread_is_missing(crckpt: Crckpt) -> None:
-    """The thread would leave its root directory."""
+    """Without this check, the thread would run outside of its root directory."""
     with stopped(crckpt, program("kept_state", "thread-root")) as tree:
         (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
         error = crckpt.run("restore", JOB, "--detach", status=23).err
@@ -220,13 +220,13 @@ def test_dump_warns_of_an_open_file_that_never_had_a_name(crckpt: Crckpt) -> Non
 
 @EACH_KIND_OF_RESTORE
 def test_locks_of_a_mapped_file_are_restored(crckpt: Crckpt, how: str) -> None:
-    """CRIU takes them, and loses them when it maps the file."""
+    """CRIU takes the locks, and loses them when it maps the file."""
     with stopped(crckpt, program("kept_state", "locks-of-mapped-file")) as tree, restored_by(crckpt, how):
         assert look(tree)["locks-of-mapped-file"] == [False, True, False, True]
 
 
 def test_lost_lock_that_another_program_takes_fails_the_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
-    """The other program takes it before crckpt can take it again."""
+    """The other program takes the lock before crckpt can take it again."""
     with stopped(crckpt, program("kept_state", "locks-of-mapped-file")) as tree:
         with (
             (tree.workdir / "mapped").open("r+b") as file,

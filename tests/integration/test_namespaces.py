@@ -161,7 +161,7 @@ def test_dump_of_a_tree_whose_mount_namespace_has_no_proc_fails(crckpt: Crckpt, 
 
 
 def test_criu_without_library_support_is_not_run_in_mounts_of_a_tree(crckpt: Crckpt, criu: Path) -> None:
-    """--no-preflight does not change that."""
+    """CRIU is not run there with --no-preflight either."""
     own = crckpt.store.parent / "criu"
     own.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD\nexec {criu} "$@"\n')
     own.chmod(0o755)
@@ -184,7 +184,7 @@ def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path,
 
 
 def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
-    """The tree could not be restored."""
+    """A tree in a user namespace could not be restored, so `dump --stop` must not end it."""
     script = (sys.executable, "-c", PROGRAM_THAT_ENTERS_A_USER_NAMESPACE, str(tmp_path))
     null = subprocess.DEVNULL
     with subprocess.Popen(script, stdin=null, stdout=null, stderr=null, start_new_session=True) as process:

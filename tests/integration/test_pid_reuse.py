@@ -125,7 +125,7 @@ def test_dump_of_a_program_that_ends_before_the_freeze_has_its_own_exit_code(
 def test_pid_reused_while_tracked_is_refused(
     crckpt: Crckpt, sleeper: Sleeper, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """When CRIU is about to freeze the tree."""
+    """The PID is reused when CRIU is about to freeze the tree."""
     asked, waits, goes = (tmp_path / name for name in ("asked", "waits", "goes"))
     until = f"[ ! -e {waits} ] || {{ touch {asked}; until [ -e {goes} ]; do sleep 0.02; done; }}"
     criu = str(wrapper(tmp_path, f'case "$1" in dump|pre-dump) {until};; esac'))

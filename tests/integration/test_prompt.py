@@ -253,7 +253,7 @@ def _check_signals(program: Program, pane: Pane) -> None:
 
 
 def test_signals_stop_and_continue_the_program(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
-    """`kill -TSTP` and `kill -CONT` of crckpt."""
+    """The test sends SIGTSTP and SIGCONT to crckpt."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane)
     pane.type(RESTORE)

@@ -90,7 +90,7 @@ def provisioning(tmp_path_factory: pytest.TempPathFactory) -> Provisioning:
 
 
 def test_vagrantfile_is_valid_ruby() -> None:
-    """Ruby parses it."""
+    """Ruby parses the file."""
     result = subprocess.run(
         ["ruby", "-c", str(PROJECT / "vagrant/Vagrantfile")], capture_output=True, text=True, check=False
     )

@@ -57,7 +57,7 @@ def test_tree_that_fails_in_isolation_keeps_running(crckpt: Crckpt, what: str, a
 
 
 def test_tree_that_criu_cannot_restore_keeps_running(crckpt: Crckpt) -> None:
-    """A network namespace of a child's own, which CRIU does not make again."""
+    """A child has a network namespace of its own, which CRIU does not create again."""
     case = Case("nested", (PYTHON, "{programs}/blocked.py", "{workdir}", "nested_network"))
     with started(case) as tree:
         assert_runs_on(crckpt, tree.pid, "namespace", "--no-preflight")

@@ -186,7 +186,7 @@ def test_missing_address_is_reported(crckpt: Crckpt) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_connections_within_the_tree_need_no_lock_of_the_dump(crckpt: Crckpt, address: str) -> None:
-    """A reboot removes it, and so does a restore. What a full connection holds is sent before its other end exists."""
+    """A reboot or a restore removes the lock. CRIU sends queued bytes before the other end of a connection exists."""
     with remote() as program:
         sent = program.ask(FULL_CONNECTION % (address, address))
         crckpt.run("dump", str(program.pid), JOB, "--stop", "--tcp", "keep")

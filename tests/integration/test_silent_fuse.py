@@ -92,7 +92,7 @@ def _stopped(pid: int) -> list[psutil.Process]:
 @pytest.mark.parametrize("words", [(), ("--stop",), ("--async",), ("--pre-copy",)], ids=" ".join)
 @pytest.mark.parametrize("how", ["silent", "deaf"])
 def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tuple[str, ...]) -> None:
-    """The program of the file system may have read the request or not: then the kernel does not let CRIU be killed."""
+    """Once the program of the file system has read the request, the kernel does not let CRIU be killed."""
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, how, *words) as dump:
         criu = running_criu(dump.pid)
         out, error = dump.communicate(timeout=WITHIN_S)

@@ -85,7 +85,7 @@ def read_options(tree: Tree) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_socket_options_are_restored(restored_options: SocketReports, kind: str) -> None:
-    """Memberships, and a filter that is locked, too."""
+    """Multicast memberships and a locked socket filter are restored, too."""
     ignored = CONNECTION_OPTIONS if "connected" in kind else ()
     before, after = (
         {name: value for name, value in values[kind].items() if name not in ignored}
@@ -220,7 +220,7 @@ def test_dump_with_stop_is_refused_if_the_peer_of_a_unix_socket_would_look_like_
 
 
 def test_loss_of_tcp_md5_keys_is_reported(crckpt: Crckpt) -> None:
-    """A server that took signed segments only would take any."""
+    """Without its keys, a server that accepts only signed segments would accept any segment."""
     with started(program("socket_options", "tcp4-signed")) as tree:
         _stop_needs_option(crckpt, tree, "accepts only signed TCP segments")
         counters = tree.counters()

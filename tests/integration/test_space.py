@@ -69,7 +69,7 @@ def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("memory", [COMPRESSIBLE_BYTES, REPEATED_BYTES], ids=["compressible", "repeated"])
 def test_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
-    """Much less is stored than the images have bytes."""
+    """The store needs much less space than the images."""
     with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(memory, tmp_path) as pid:
         assert crckpt.run("doctor", pid).out.startswith(f"PID {pid} can be checkpointed\n")
         crckpt.run("dump", pid, "job")

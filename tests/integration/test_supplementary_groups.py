@@ -31,7 +31,7 @@ def groups_of(pid: int) -> set[str]:
 @pytest.mark.parametrize("groups", ["", "7", "7 8"])
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_restored_program_has_its_own_groups(crckpt: Crckpt, user: int, groups: str) -> None:
-    """Root's groups open files to a program that they were not open to."""
+    """With root's groups, the program could open files that it could not open before."""
     case = program("threads")
     with stopped(crckpt, Case("groups", (*words(user, groups.replace(" ", ",")), *case.argv), user=user)) as tree:
         before = tree.counters()

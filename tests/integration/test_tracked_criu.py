@@ -81,7 +81,7 @@ def restored(target: Target, images: Path, number: int | None = None) -> str:
 
 @pytest.mark.parametrize("way", [None, "LD_PRELOAD"])
 def test_second_dump_contains_only_changed_pages(target: Target, tmp_path: Path, way: str | None) -> None:
-    """The library is loaded by the loader's --preload, if CRIU is a script, or as for a distribution's CRIU."""
+    """The library is loaded as for the CRIU that is found here, and by LD_PRELOAD as for the CRIU of a distribution."""
     tracker = chosen(target, tmp_path)
     if way and not tracker.environment(find_criu()).get("CRCKPT_CRIU_PRELOAD"):
         tracker.close()
@@ -99,7 +99,7 @@ def test_second_dump_contains_only_changed_pages(target: Target, tmp_path: Path,
 
 
 def test_chain_of_rounds_restores_correctly(target: Target, tmp_path: Path) -> None:
-    """Maps that appear, move, are dropped, and that hold little: between rounds and once restored."""
+    """Maps are created, moved and dropped between the rounds, and some maps contain only few pages."""
     tracker = chosen(target, tmp_path)
     parent, checksum = None, ""
     for number in range(6):
@@ -152,7 +152,7 @@ def test_second_dump_is_full_if_the_tracker_has_ended(target: Target, tmp_path: 
 
 
 def test_dump_after_one_that_failed_after_the_reset_is_full(target: Target, tmp_path: Path) -> None:
-    """An action script fails at post-dump: CRIU undoes, with the bits reset. The next dump is full."""
+    """An action script fails at post-dump, so CRIU resumes the tree although the bits have been reset."""
     tracker = chosen(target, tmp_path)
     first, failed, third = tmp_path / "first", tmp_path / "failed", tmp_path / "third"
     dumped(target, tracker, first, "dump", "--leave-running")

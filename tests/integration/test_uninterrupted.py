@@ -294,7 +294,7 @@ def handler_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_handler_of_a_signal_during_the_freeze_sees_eintr(
     criu: Path, handler_program: Path, tmp_path: Path, call: str, orphans_are_reaped: None
 ) -> None:
-    """The same call as without a dump: the kernel decides."""
+    """The handler sees EINTR from the same calls as without a dump."""
     with waiting(handler_program, tmp_path / "work", call, count=1) as running:
         script = tmp_path / "script"
         script.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || kill -USR1 {running.pid}\n')

@@ -128,7 +128,7 @@ def test_drain_with_send_files_moves_all_programs_also_a_restored_one(lab: Names
 
 
 def test_drain_succeeds_if_programs_end_meanwhile(lab: Namespaces) -> None:
-    """One program ends during its move, one before. The others move."""
+    """One program ends during its move and one before its move. The others are moved."""
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, _, _):
             for port in (9002, 9003):

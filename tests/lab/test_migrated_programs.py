@@ -81,7 +81,7 @@ def end(lab: Namespaces, program: str) -> None:
 
 
 def test_redis_loses_no_reply_and_no_key(lab: Namespaces, record_property: Callable[[str, object], None]) -> None:
-    """Four connections write and read all the time; the longest pause is reported, not judged."""
+    """Four connections write and read all the time; the test reports the longest pause."""
     pid = lab.start("source", *REDIS)
     try:
         client = Client(lab, "client", "redis_client.py", lab.service(4), "6390", str(KEYS), "4")

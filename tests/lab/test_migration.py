@@ -140,7 +140,7 @@ def test_program_that_writes_during_the_move_loses_no_line(lab: TwoHosts, mode: 
 
 
 def test_move_to_the_same_host_is_refused(lab: TwoHosts) -> None:
-    """All resources of the program would be in use, and crckpt would suggest to end it."""
+    """Without this check, all resources of the program would be in use, and crckpt would suggest to end the program."""
     with served(lab) as pid:
         refused = lab.run("source", "crckpt", "migrate", str(pid), "source", JOB, status=24)
         assert refused.err.startswith("crckpt: source: it is this host, where the program runs\n")

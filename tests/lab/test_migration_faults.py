@@ -102,7 +102,7 @@ def test_exactly_one_copy_runs_after_a_fault(lab: Namespaces, fault: str, moment
 def test_client_stays_connected_through_a_fault_during_the_move(
     lab: Namespaces, fault: str, moment: Moment, version: int
 ) -> None:
-    """Whether the destination has built or committed the tree, its one connection continues where the program does."""
+    """The client's only connection continues on the host where the program continues, before and after the commit."""
     strike_connected(lab, fault, moment, version)
 
 

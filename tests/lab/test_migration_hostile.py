@@ -88,7 +88,7 @@ def test_tree_continues_if_the_destination_hangs(lab: Namespaces, hostile: str, 
 
 
 def test_destination_that_does_not_run_the_tree_is_reported(lab: Namespaces) -> None:
-    """The tree has ended here: the message says what finishes the move."""
+    """The tree has ended at the source. The message has the command that finishes the move."""
     hostile = (
         "advance = Destination._advance\n"
         "def refuse(self, state, **more):\n"

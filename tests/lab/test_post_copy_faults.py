@@ -93,7 +93,7 @@ def test_local_lazy_move_is_filled_after_crckpt_and_guard_were_killed(
 
 @pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
 def test_end_of_a_partly_filled_program_is_reported(lab: Namespaces, fault: str) -> None:
-    """With --local-lazy nothing restarts the program by itself; `crckpt restore` does."""
+    """With --local-lazy the program is not restarted automatically. `crckpt restore` restores it."""
     with moving_unfilled(lab) as move:
         FATAL_FAULTS[fault](move)
         move.wait_for_end()

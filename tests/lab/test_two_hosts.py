@@ -90,7 +90,7 @@ def test_lab_client_reports_the_end_of_its_connection(lab: TwoHosts) -> None:
 
 
 def test_lab_client_reports_a_gap_as_long_as_the_server_was_stopped(lab: TwoHosts) -> None:
-    """A report before the end of the gap includes it."""
+    """A report that is requested during the gap includes it."""
     with server(lab, 4), talking(lab, 4) as client:
         before = client.wait_for_replies()
         (process,) = lab.find(SERVER)
@@ -185,7 +185,7 @@ def test_lab_link_has_the_requested_delay_or_refuses_it(lab: TwoHosts) -> None:
 
 @needs_namespaces
 def test_lab_tests_can_run_on_real_machines(lab: TwoHosts) -> None:
-    """The hosts of a lab stand for machines that reach each other by ssh; the driver is on the source."""
+    """The tests run on the source host of a lab, and reach the other hosts by ssh as real machines."""
     options = ("-c", PROJECT / "pyproject.toml", "--rootdir", PROJECT, "-p", "no:cacheprovider", "-q", "-rA")
     wanted = ("-k", "manual_move and 4 or one_direction", PROJECT / "tests/lab/test_two_hosts.py")
     here = ("env", "CRCKPT_TWO_HOSTS_HERE=1", sys.executable, "-m", "pytest")
@@ -261,7 +261,7 @@ def test_lab_script_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reac
 
 @needs_namespaces
 def test_lab_ends_with_its_standard_input(tmp_path: Path) -> None:
-    """A killed driver leaves nothing."""
+    """The standard input ends if the driver of the lab is killed. Nothing is left behind."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
     with subprocess.Popen([SCRIPT, "up", "--until-eof"], env=environment, stdin=subprocess.PIPE) as up:

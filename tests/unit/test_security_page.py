@@ -34,7 +34,7 @@ def rows() -> list[list[str]]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_path_on_the_security_page_exists(path: str) -> None:
-    """Paths of tests and of sources."""
+    """The page names paths of tests and of sources."""
     assert (ROOT / path).exists()
 
 

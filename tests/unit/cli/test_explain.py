@@ -39,7 +39,7 @@ def test_explain_gives_the_same_output_for_a_file_and_for_stdin(tmp_path: Path) 
 
 
 def test_explain_prints_the_lines_of_criu_to_which_a_remedy_refers() -> None:
-    """The reader has nothing else to look into: crckpt keeps no log of a dump that failed."""
+    """The user cannot look up these lines elsewhere: crckpt keeps no log of a failed dump."""
     output = explained("-", stdin=b"(00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n")
     assert "find it in CRIU's own lines" in output
     assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in output

@@ -56,7 +56,7 @@ def test_characters_that_break_a_line_are_replaced() -> None:
 
 
 def test_invisible_characters_are_written_as_their_number() -> None:
-    """Marks of direction, without width, or that break a line in some terminals; private and unused code points."""
+    """These are marks of direction or without width, line breaks of some terminals, private and unused code points."""
     assert on_one_line("exe\u202egpj.\u200b\u2028\u2029\u2066\ufeff") == (
         "exe\\u202egpj.\\u200b\\u2028\\u2029\\u2066\\ufeff"
     )

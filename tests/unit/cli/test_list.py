@@ -52,7 +52,7 @@ sys.exit(run(["list", "--store", sys.argv[1]]))
 def test_lines_of_the_list_command_fit_the_terminal(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], columns: int, titles: list[str]
 ) -> None:
-    """A real terminal of this width."""
+    """The command runs in a real terminal of this width."""
     repository.tag(checkpoints[0].id, "before-the-upgrade-of-everything-that-was-old")
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(inside, (24, columns))

@@ -17,7 +17,7 @@ INTEGRITY = 13
 
 @pytest.mark.parametrize("kilobytes", [50_000, 70_000, 100_000, 110_000, 120_000, 130_000, 150_000])
 def test_import_within_a_small_address_space_reports_the_lack_of_memory(tmp_path: Path, kilobytes: int) -> None:
-    """Memory lacks for numpy's libraries, or for what numpy allocates."""
+    """The libraries of numpy do not fit in memory, or what numpy allocates does not."""
     crckpt = (sys.executable, "-m", "crckpt", "import", IMAGES, "job", "--store", tmp_path / "store")
     result = subprocess.run(
         ("prlimit", f"--as={kilobytes << 10}", *crckpt), capture_output=True, text=True, check=False

@@ -90,7 +90,7 @@ def test_kernel_errno_counts_only_without_a_specific_cause() -> None:
 
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)
 def test_each_recorded_log_finds_its_cause(log: Path) -> None:
-    """Logs of tests/integration/test_explained.py, each named for its cause; only names and PIDs are others."""
+    """The logs are from tests/integration/test_explained.py, with other names and PIDs. Each is named for its cause."""
     explanation = explain(log.read_text())
     assert explanation.finding is not None
     assert explanation.finding.key == log.stem

@@ -65,7 +65,7 @@ def test_criu_with_a_growing_log_is_left_alone(criu: subprocess.Popen[bytes], ro
 def test_criu_that_works_much_longer_than_its_dump_should_take_is_killed(
     root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program can give CRIU work that grows with the square of what it has. Its log grows all the time."""
+    """The work of CRIU can grow with the square of what a program has, while CRIU's log grows all the time."""
     monkeypatch.setattr(engine, "BUSY_S", 5)
     monkeypatch.setattr(engine, "_LEAST_SPEED", 1 << 30)
     with program("print(flush=True)\nwhile True: pass") as criu, (tmp_path / "log").open("w") as log:

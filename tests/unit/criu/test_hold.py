@@ -291,7 +291,7 @@ def _limited(kind: Kind) -> None:
 
 @pytest.mark.usefixtures("_limited")
 def test_hold_waits_for_heartbeats_and_aborts_without_them(kind: Kind, tmp_path: Path) -> None:
-    """A later commit does not count."""
+    """A commit after the hold was aborted has no effect."""
     with kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
         script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -341,7 +341,7 @@ def test_script_of_a_hold_that_was_stopped_with_its_owner_gives_the_owner_time(k
 
 @pytest.mark.usefixtures("_limited")
 def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) -> None:
-    """An unanswering disk uses no time of a processor. Outside the hold, crckpt may wait as long as CRIU takes."""
+    """A disk that does not answer uses no CPU time. Outside of the hold, crckpt waits as long as CRIU takes."""
     with (
         smaller_bounds(hold_module, STUCK_S=0.8),
         kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,),

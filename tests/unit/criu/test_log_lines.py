@@ -80,7 +80,7 @@ def test_consequences_of_an_unknown_complaint_are_kept() -> None:
 
 
 def test_retyped_lines_are_recognized() -> None:
-    """The lines lack CRIU's mark and have other quotes. The last ones are read."""
+    """The lines have no mark of CRIU and other quotes. The last of them are used."""
     log = "\n".join(f"error: no. {number}" for number in range(150)) + "\n`Can\u2019t open` the file\n"
     retyped = list(RetypedLines(log, find_telling_lines(log)))
     assert all(line.retyped for line in retyped)

@@ -55,7 +55,7 @@ def test_trial_program_that_does_not_start_is_reported(tmp_path: Path) -> None:
 
 
 def test_others_cannot_connect_to_the_trial(tmp_path: Path) -> None:
-    """CRIU would refuse the dump then, and crckpt say that no CRIU works here."""
+    """With an outside connection CRIU would refuse the dump, and crckpt would say that no CRIU works here."""
     connect = f"""
 import os, socket
 number = os.open({str(tmp_path / "report")!r}, os.O_WRONLY | os.O_CREAT)

@@ -78,7 +78,7 @@ def test_modules_of_crckpt_are_named(tmp_path: Path) -> None:
 
 
 def test_processes_of_others_that_call_themselves_crckpt_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody can start any number of them."""
+    """Any user can start any number of such processes."""
     monkeypatch.setattr(usage, "_MOST_FOREIGN", 2)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))

@@ -59,7 +59,7 @@ def test_flipped_bits_are_damage_or_readable(images: dict[str, bytes], data: st.
 @FUZZ
 @given(st.data())
 def test_replaced_messages_are_damage_or_readable(images: dict[str, bytes], data: st.DataObject) -> None:
-    """Right framing with any message: damage rarely makes that, an attacker might."""
+    """The frames are right and contain any message, which an attacker rather than damage would produce."""
     name = data.draw(st.sampled_from(sorted(name for name in images if not name.startswith(UNREAD_IMAGES))))
     fields = st.tuples(st.integers(1, 22), st.just(wire.VARINT), st.integers(0, 2**64 - 1))
     nested = st.tuples(st.integers(1, 22), st.just(wire.BYTES), st.lists(fields, max_size=12).map(wire.encode))

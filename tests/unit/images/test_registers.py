@@ -34,7 +34,7 @@ def changed(content: bytes, *path: int, by: Callable[[bytes], bytes]) -> bytes:
     ],
 )
 def test_missing_registers_are_damage(path: tuple[int, ...], lost: int, why: str) -> None:
-    """A missing register is damage: a general one, a floating-point one, the upper half of a vector."""
+    """General registers, floating-point registers or the upper halves of vector registers are missing."""
     image = read_image(recorded_images.IMAGES[NAME], NAME)
     assert read_registers(recorded_images.IMAGES[NAME], NAME).is_native
 

@@ -25,5 +25,5 @@ def test_deadline_scheduling_policy_in_an_image_is_replaced() -> None:
 
 @pytest.mark.parametrize("policy", [0, 1, 2, 3, 5])
 def test_other_scheduling_policies_in_an_image_are_unchanged(policy: int) -> None:
-    """Byte for byte."""
+    """The edited image is the same byte for byte."""
     assert drop_deadline(_core(policy)) == _core(policy)

@@ -43,6 +43,6 @@ def test_periodic_timer_with_an_unread_expiry_is_armed() -> None:
 def test_timers_without_an_unread_expiry_are_unchanged(
     ticks: int, value: tuple[int, int], interval: tuple[int, int]
 ) -> None:
-    """Byte for byte."""
+    """The edited image is the same byte for byte."""
     image = _image(ticks, value, interval)
     assert rearm_timers(image) == image

@@ -40,7 +40,7 @@ def test_missing_features_that_are_not_used_are_not_problems() -> None:
 
 
 def test_one_tracking_method_is_enough() -> None:
-    """`tracker` says what follows from both."""
+    """The result of `tracker` depends on both methods."""
     found = diagnosis(fact("soft_dirty"), fact("write_protection", "ok"), fact("tracker", "ok"))
     assert (keys(found.shown), found.problems) == (["tracker"], ())
 
@@ -49,7 +49,7 @@ def test_one_tracking_method_is_enough() -> None:
     ("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")]
 )
 def test_vulnerable_criu_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str) -> None:
-    """The library protects every CRIU."""
+    """The preload library protects every CRIU, so doctor reports one only without the library."""
     found = Search(Criu(Path("/criu"), "PATH", version, "", locks_by_nftables=True), ())
     monkeypatch.setattr(library, "LIBRARY", Path(__file__))
     assert judge_criu(found).state == "ok"

@@ -25,7 +25,7 @@ def _key(repository: Repository) -> Path:
 
 
 def test_pages_with_colliding_fingerprints_round_trip(tmp_path: Path) -> None:
-    """Three stores: pages that collide under one key in twelve at most are seen all the same."""
+    """Three stores with different keys are tested, because the pages may not collide under one of the keys."""
     pages = colliding_pages(4096)
     assert len(set(pages)) == len(pages)
     for name in ("one", "two", "three"):

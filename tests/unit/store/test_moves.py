@@ -216,7 +216,7 @@ def test_other_host_cannot_decide_about_a_moved_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_ended", [True, False])
 def test_ended_tree_does_not_hide_an_abort(tmp_path: Path, has_ended: bool) -> None:
-    """The job moved to that host once before.
+    """The job had been moved to that host before.
 
     The source could never settle a move that the destination does not know.
     """

@@ -125,7 +125,7 @@ def test_power_cut_while_two_packs_are_added(stage: Stage, forked_writers: Write
 
 
 def test_power_cut_at_any_step_of_a_repair(stage: Stage, forked_writers: Writers) -> None:
-    """No more is lost than before, and repaired files stay repaired. Another repair finishes the work."""
+    """Nothing more is lost, and repaired files stay repaired. Another repair finishes the work."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         spoil(copy)
@@ -226,7 +226,7 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
     ids=str,
 )
 def test_tests_of_power_cuts_detect_a_missing_sync(act: Act, name: str, stage: Stage, forked_writers: Writers) -> None:
-    """The cuts of these tests find a sync that is missing."""
+    """The test leaves out a sync, and the simulated power cuts find the loss."""
     with stage.copy() as copy:
         if act == REPAIR:
             spoil(copy)

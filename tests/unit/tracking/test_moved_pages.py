@@ -166,7 +166,7 @@ def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: Statemen
 
 
 def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: StatementRunner) -> None:
-    """The memory is as before if nothing is merged."""
+    """The pages stay clean if no mappings are merged."""
     place = filled(target, SMALL_PAGES)
     for expected in (PAGES_OF_A_HUGE_PAGE, 0, 0):
         target.do(protected(place, 0))

@@ -46,7 +46,7 @@ def test_program_with_its_own_userfaultfd_is_left_alone(
 
 @needs_write_protection
 def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: StatementRunner) -> None:
-    """The program has passed its userfaultfd on: none is among its descriptors."""
+    """The program has passed its userfaultfd to another process, so it has no descriptor of it."""
     file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
     place = target.do(
         f"{file}; result = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(result, range(64))"
@@ -79,7 +79,7 @@ def test_process_that_cannot_be_entered_is_dumped_in_full(target: StatementRunne
 
 @needs_write_protection
 def test_child_forked_during_the_injection_loses_our_userfaultfd(target: StatementRunner, claims: Path) -> None:
-    """The moment is made: another thread forks between the two calls that are injected."""
+    """The test makes another thread fork between the two injected calls."""
     is_first = True
 
     def entered(pids: Iterable[int]) -> Iterable[OrderResult]:
@@ -131,7 +131,7 @@ def test_file_mapped_after_crckpt_listed_the_mappings_is_not_tracked(
 
 @needs_write_protection
 def test_mapping_that_grew_after_the_listing_is_not_split(target: StatementRunner, claims: Path) -> None:
-    """The program could not move or grow a split mapping as a whole. The test creates that moment."""
+    """The program could not move or grow a split mapping as a whole. Here the mapping grows after crckpt listed it."""
     place = target.do(
         f"result = area(128, {MAP_NORESERVE}); LIBC.munmap(ctypes.c_void_p(result + 64 * PAGE), 64 * PAGE)"
     )
@@ -145,9 +145,9 @@ def test_mapping_that_grew_after_the_listing_is_not_split(target: StatementRunne
 
 @needs_write_protection
 def test_mapping_that_was_not_unprotected_is_not_tracked(target: StatementRunner, claims: Path) -> None:
-    """Another map appears in the middle: the kernel stops there, and old marks are behind it.
+    """The test creates another map in the middle after crckpt has listed the mappings.
 
-    The test creates that moment.
+    The kernel stops there, so old marks would stay in the pages after it.
     """
     place = target.do(f"result = area(64, {MAP_NORESERVE}); write(result, range(64))")
     other = f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))"

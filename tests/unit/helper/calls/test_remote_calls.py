@@ -36,7 +36,7 @@ def test_process_with_a_reused_pid_is_not_entered() -> None:
 
 @needs_root
 def test_blocked_helper_is_abandoned_after_a_limit() -> None:
-    """A helper can block on a FUSE file system that the program serves. SIGSTOP stands for that here."""
+    """A helper can block on a FUSE file system that the program serves. Here SIGSTOP stops the helper instead."""
     with (
         smaller_bounds(remote_calls, _PATIENCE_S=1.0),
         running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process,

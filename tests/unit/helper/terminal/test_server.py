@@ -41,7 +41,7 @@ def holder(request: pytest.FixtureRequest) -> Iterator[StartedHelper]:
 
 
 def test_holder_ends_if_its_program_ended_just_before_the_commit(holder: StartedHelper) -> None:
-    """Otherwise the holder would wait for output of a terminal that it has open itself."""
+    """Otherwise the holder would wait forever for output, because it has the terminal open itself."""
     pid, _ = _start(holder, "echo last words >&0")
     assert _read_ends(holder, pid) == [pid]
     _commit(holder, pid)
@@ -59,7 +59,7 @@ def test_exit_status_of_an_orphan_is_not_kept(holder: StartedHelper, tmp_path: P
 
 
 def test_aborted_holder_does_not_wait_for_a_child_that_it_cannot_reap(holder: StartedHelper) -> None:
-    """A process that somebody traces is reaped when they allow it."""
+    """A traced process cannot be reaped until its tracer allows it."""
     _, pidfd = _start(holder, "exec sleep 300")
     words = (sys.executable, str(TRACER), str(proc.read_pidfd(pidfd)))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:

@@ -131,7 +131,7 @@ def groups_of_others(count: int) -> Iterator[None]:
 
 
 def test_multicast_groups_of_other_sockets_are_not_read_if_the_own_are_known(socket_ipv4: socket.socket) -> None:
-    """A frozen program must not wait for as long as other users like."""
+    """Other users can join any number of groups, and a frozen program must not wait until all are read."""
     own = (Membership("lo", GROUP), Membership("lo", OTHER_GROUP))
     assert list(join(socket_ipv4, own)) == []
     before = GroupSearch(SOON)

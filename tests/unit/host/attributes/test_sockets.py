@@ -80,7 +80,7 @@ def test_unix_socket_gets_the_user_and_group_that_created_it() -> None:
 @as_root
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_NETLINK])
 def test_socket_created_by_root_for_a_user_is_reported_as_lost(family: int) -> None:
-    """Rules for packets, and netlink, go by who has opened the file."""
+    """Packet rules and netlink use the user who opened the file of the socket."""
     with socket.socket(family, socket.SOCK_DGRAM) as held:
         protocol = 17 if family == socket.AF_INET else 0
         (lost,) = restore_socket(held.fileno(), _record(held, protocol=protocol, maker=USER))
@@ -112,7 +112,7 @@ def test_socket_of_another_kind_is_left_alone() -> None:
 def test_invalid_values_of_socket_options_are_not_set(
     new_udp_socket: socket.socket, name: str, value: tuple[int, ...]
 ) -> None:
-    """A record may have been made by anyone."""
+    """Any user may have made the record."""
     (lost,) = restore_socket(new_udp_socket.fileno(), _record(new_udp_socket, options={name: value}))
     assert lost.title == name
 

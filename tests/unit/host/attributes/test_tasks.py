@@ -33,7 +33,7 @@ def test_autogroup_nice_values_are_parsed(text: str, value: tuple[int, ...]) -> 
 
 
 def test_every_process_of_the_host_can_be_read() -> None:
-    """Kernel threads, and what was started before any session, lack what other processes have."""
+    """Kernel threads and processes from before the first session do not have all attributes of other processes."""
     for number in psutil.pids():
         for reader in (*tasks.OF_PROCESS.values(), *tasks.OF_THREAD.values()):
             with suppress(OSError):

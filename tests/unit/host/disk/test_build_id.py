@@ -101,7 +101,7 @@ def test_fifo_does_not_block(tmp_path: Path) -> None:
 
 
 def test_huge_headers_are_not_read_into_memory(tmp_path: Path) -> None:
-    """A sparse file whose header asks for 4 GiB of program headers costs next to nothing."""
+    """The header of a sparse file declares 4 GiB of program headers, which costs no disk space."""
     path = tmp_path / "sparse"
     path.write_bytes(image((4, b""), entry=0xFFFF)[:56] + struct.pack("<H", 0xFFFF) + bytes(6))
     os.truncate(path, 8 << 30)

@@ -141,7 +141,7 @@ def test_removal_of_a_directory_does_not_follow_links(tmp_path: Path) -> None:
 
 
 def test_removal_of_a_directory_reaches_any_depth(tmp_path: Path) -> None:
-    """A path that no call can name, and more levels than descriptors or frames of Python."""
+    """The path is too long for any system call, and has more levels than Python has descriptors or stack frames."""
     levels = sys.getrecursionlimit() + 100
     here = os.open(tmp_path, os.O_RDONLY)
     for _ in range(levels):

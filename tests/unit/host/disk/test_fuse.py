@@ -130,7 +130,7 @@ def test_fuse_file_system_of_another_user_is_not_aborted(workdir: Path) -> None:
 def test_file_system_that_is_not_mounted_any_more_is_found_by_its_owner(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may also be mounted where the process does not see it."""
+    """The file system may also be mounted only in another mount namespace."""
     monkeypatch.setenv("FUSE_USER", str(NOBODY))
     with started(workdir) as reader:
         subprocess.run(["nsenter", f"--mount=/proc/{reader.pid}/ns/mnt", "umount", "-l", str(reader.mount)], check=True)

@@ -50,7 +50,7 @@ def test_file_of_another_user_with_the_same_inode_is_not_linked(tmp_path: Path, 
 
 
 def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
-    """The directory's user could have created the link."""
+    """The owner of the directory could have created the link."""
     (tmp_path / "roots").mkdir()
     (tmp_path / "roots/secret").touch()
     (tmp_path / "file").symlink_to("roots/secret")

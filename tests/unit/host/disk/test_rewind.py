@@ -185,7 +185,7 @@ def test_kept_lines_belong_to_the_owner_of_the_log(directory_of_a_user: Path) ->
 
 
 def test_lines_are_kept_where_the_owner_may_create_no_file(directory_of_a_user: Path) -> None:
-    """/var/log is such a directory."""
+    """In /var/log, for example, only root may create files."""
     os.chown(directory_of_a_user, 0, 0)
     with restored_on_failure(directory_of_a_user / "log", 4, "kept"):
         pass
@@ -278,7 +278,7 @@ def test_sparse_log_takes_no_disk_space(log: Path, tmp_path: Path) -> None:
 
 
 def test_cutting_a_log_back_ends_although_a_program_writes_endlessly(log: Path, tmp_path: Path) -> None:
-    """Each of our writes is followed by another one of the owner, to the log and to the kept part."""
+    """After each write of crckpt, the owner of the log writes again to the log and to the kept part."""
     written = 0
 
     def append(name: str, _operands: tuple[object, ...]) -> None:

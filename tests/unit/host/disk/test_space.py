@@ -47,7 +47,7 @@ def test_memory_of_a_process_is_what_it_wrote() -> None:
 
 
 def test_shared_huge_pages_count_once() -> None:
-    """A hundred processes of a database have the same ones."""
+    """A hundred processes of a database may share the same huge pages."""
     rows = [
         "0-1 ---p 0 0 0 [rollup]",
         "Anonymous: 4 kB",

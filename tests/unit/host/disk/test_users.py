@@ -51,7 +51,7 @@ def test_user_who_may_read_but_not_write_is_refused_for_writing(open_file: Path,
 
 
 def test_user_who_may_not_enter_the_parent_directory_is_refused(open_file: Path, root_descriptor: int) -> None:
-    """The mode of the file does not show that: the process may have opened the file before."""
+    """The mode of the file itself would allow it. The file may have been opened before the directory was closed."""
     open_file.readlink().parent.chmod(0o700)
     assert find_refused_user(str(open_file), os.R_OK, [SOMEBODY], root_descriptor) == SOMEBODY
 

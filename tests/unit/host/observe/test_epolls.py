@@ -37,7 +37,7 @@ def own_descriptors() -> Iterator[None]:
 
 
 def test_epoll_watching_a_closed_file_is_lost() -> None:
-    """The open file lives on in the queue of a socket, say."""
+    """The file may still be open in another place, such as the queue of a socket."""
     left, right = socket.socketpair()
     watched = os.eventfd(0)
     with left, right, select.epoll() as epoll:
@@ -100,7 +100,7 @@ def test_epoll_with_two_files_added_by_one_number_is_kept() -> None:
 
 
 def test_epoll_that_stops_watching_during_the_check_is_not_reported() -> None:
-    """A server runs on while crckpt reads its descriptors."""
+    """The server is not frozen while crckpt reads its descriptors."""
     with own_descriptors(), select.epoll() as epoll:
         watched, other = two_eventfds()
         epoll.register(watched)
@@ -181,7 +181,7 @@ def test_epolls_with_too_many_files_take_limited_time(monkeypatch: pytest.Monkey
 
 
 def test_epolls_that_criu_takes_minutes_to_save_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time grows with the square of the files of each, however many descriptors it has."""
+    """The time grows with the square of the number of files in an epoll, whatever number of descriptors it has."""
     monkeypatch.setattr(epolls, "_MOST_COMPARISONS", 2 * 100**2)
     with own_descriptors(), select.epoll() as epoll, select.epoll() as other, select.epoll() as third:
         for _ in range(100):

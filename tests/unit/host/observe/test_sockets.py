@@ -181,7 +181,7 @@ def test_datagram_sockets_are_found_with_any_name(name: str) -> None:
 
 
 def test_connection_has_the_number_of_our_descriptor(loopback: socket.socket) -> None:
-    """A socket under two numbers is one connection."""
+    """A socket with two descriptors is one connection."""
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client, client.dup() as again:
         (found,) = sockets.tcp_connections([os.getpid()])

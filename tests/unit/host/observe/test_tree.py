@@ -124,6 +124,6 @@ def test_connection_created_during_the_observation_is_not_outside(monkeypatch: p
 
 
 def test_socket_that_waits_in_a_queue_of_the_tree_is_not_outside() -> None:
-    """CRIU saves the end with the other messages in the queue."""
+    """CRIU saves the socket with the other messages in the queue."""
     with program(PROGRAM_WITH_A_DESCRIPTOR_IN_FLIGHT) as process:
         assert look(process.pid).outside_ends == ()

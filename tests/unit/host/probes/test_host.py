@@ -129,7 +129,7 @@ def test_child_in_strict_seccomp_is_killed_at_its_exit() -> None:
 
 @AS_ROOT
 def test_module_counts_as_loadable_only_if_it_exists(tmp_path: Path) -> None:
-    """A modprobe of ours says which are; /dev is covered."""
+    """The test replaces modprobe by a program of its own, and hides /dev."""
     modprobe = tmp_path / "modprobe"
     modprobe.write_text('#!/bin/sh\n[ "$*" = "-n -q -a tun" ]\n')
     modprobe.chmod(0o755)
@@ -180,7 +180,7 @@ def test_root_without_a_capability_is_told_which_one(capability: str, lost: set[
 
 @AS_ROOT
 def test_missing_tun_and_cgroups_are_reported() -> None:
-    """The test hides or unmounts them in a mount namespace."""
+    """The test hides /dev/net/tun or unmounts the cgroups in a mount namespace."""
     hide = (
         "mount -t tmpfs none /run && umount -R /sys/fs/cgroup && mount -t tmpfs none /dev && "
         'mknod /dev/null c 1 3 && exec "$@"'

@@ -73,7 +73,7 @@ def test_network_locks_are_not_tried_without_root(monkeypatch: pytest.MonkeyPatc
 
 
 def test_moving_an_address_is_probed_with_and_without_rights() -> None:
-    """The probe runs where it is harmless."""
+    """The probe runs in a network namespace of its own, where it is harmless."""
 
     def check() -> None:
         found = network.move_ip()

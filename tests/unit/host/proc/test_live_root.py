@@ -26,7 +26,7 @@ sys.stdin.read()
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start a program of another user")
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_program_traced_by_its_own_user_does_not_count_as_held_by_criu(user: int) -> None:
-    """A program that its user traces does not count as held: crckpt waits only until CRIU releases it."""
+    """Only a tracer of root counts as CRIU: crckpt waits until CRIU releases the program, but not for a debugger."""
     with subprocess.Popen(
         [PYTHON, "-c", TRACING_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user
     ) as tracer:

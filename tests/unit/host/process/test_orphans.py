@@ -47,7 +47,7 @@ def test_failed_restore_ends_and_reaps_our_descendants(shell: subprocess.Popen[s
 
 
 def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
-    """A failed CRIU has not reaped the child: its PID is in use until then."""
+    """A CRIU that failed has not reaped the child, so the PID of the child would stay in use."""
     with suppress(ValueError), orphans.ended_on_failure((shell.pid, grandchild)):
         shell.kill()
         raise ValueError

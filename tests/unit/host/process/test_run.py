@@ -140,7 +140,7 @@ def test_waiting_for_a_child_returns_whether_it_ended_in_time(tmp_path: Path) ->
 
 
 def test_released_child_keeps_its_status(tmp_path: Path) -> None:
-    """Popen's finalizer, or the next Popen, would reap it before the waiting process."""
+    """Otherwise Popen's finalizer, or the next Popen, would reap the child before the process that waits for it."""
     before = own_descriptors()
     child = run.start(["sh", "-c", "exit 7"], output=tmp_path / "out")
     pid = child.pid

@@ -79,7 +79,7 @@ def test_process_in_a_nested_control_group_belongs_to_the_service(slice_: Path, 
 
 
 def test_job_started_by_another_program_is_not_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
-    """cron starts such jobs. They do not become the service after their parent has ended, either."""
+    """cron starts such jobs. They are not the service even after their parent has ended."""
     service = slice_ / "cron.service"
     put(shell.pid, service)
     with subprocess.Popen(["sleep", "1000"]) as orphan:

@@ -39,7 +39,7 @@ def test_target_that_is_a_unit_is_pinned_to_its_main_process(systemctl: Path, sl
 
 
 def test_process_that_got_the_pid_after_the_query_is_refused(systemctl: Path) -> None:
-    """The unit's process has ended just after systemd has answered."""
+    """The main process of the unit ends just after systemd has answered, and another process gets its PID."""
     start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
     systemctl.write_text(_FAKE_SYSTEMCTL.format(start=start, pid="$!"))
     with (

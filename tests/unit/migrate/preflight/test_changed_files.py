@@ -134,7 +134,7 @@ def test_change_of_a_file_open_for_reading_is_found_at_the_freeze(
 def test_undeclared_shared_storage_is_recognized(
     target: StatementRunner, destination_store: Path, data: Path, size: int, change: str
 ) -> None:
-    """The other host has the change, too; or only a copy of what was."""
+    """The other host sees the change, too, if the storage is shared, or has only a copy of the earlier content."""
     os.truncate(data, size)
     copy = data.with_suffix(".copy")
     shutil.copy2(data, copy)

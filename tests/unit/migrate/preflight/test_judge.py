@@ -50,7 +50,7 @@ def _keys(judged: JudgedFiles) -> list[str]:
 
 
 def test_file_on_shared_storage_is_the_same(move_questions: MoveQuestions) -> None:
-    """The size does not matter: the program writes to the file."""
+    """The size of the file does not matter, because the program writes to it."""
     (data,) = (file for file in move_questions.files if file.shared_by)
     assert _keys(_judge(move_questions)) == ["file-in-use"]
     assert _keys(_judge(move_questions, shared_by="nfs4")) == []

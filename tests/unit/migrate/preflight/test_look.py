@@ -90,7 +90,7 @@ def test_link_that_was_open_as_such_is_examined_itself(tmp_path: Path) -> None:
 
 
 def test_examining_an_automount_does_not_mount_it(tmp_path: Path) -> None:
-    """The daemon would have to answer: here nothing reads the kernel's request."""
+    """Otherwise the test would wait forever, because no daemon answers the request of the kernel."""
     assert _run(
         f"""
 place = {str(tmp_path)!r} + "/auto"

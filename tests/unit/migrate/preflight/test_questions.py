@@ -44,7 +44,7 @@ def test_questions_to_the_destination_round_trip(target: StatementRunner, destin
 
 
 def test_unusual_names_and_times_round_trip(target: StatementRunner, destination_store: Path, tmp_path: Path) -> None:
-    """Names of any bytes, and times that no calendar has."""
+    """The names contain any bytes, and the times are in no calendar."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         os.utime(file.name, ns=(1 << 62, 1 << 90))
         target.do(f"file = open({file.name!r})")
@@ -129,7 +129,7 @@ def test_random_bytes_in_place_of_questions_are_refused(content: bytes) -> None:
 
 @pytest.mark.parametrize("flip", range(16))
 def test_damaged_questions_are_refused_or_read(questions_document: dict[str, Any], flip: int) -> None:
-    """Whichever bit is flipped, only the error of a refusal is raised."""
+    """If any bit is flipped, the questions are read or refused with an error, and no other exception is raised."""
     content = bytearray(msgspec.msgpack.encode(questions_document))
     for at in range(flip, len(content), 97):
         damaged = bytearray(content)

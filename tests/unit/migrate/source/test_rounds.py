@@ -40,7 +40,7 @@ def test_write_rate_of_a_program_is_known_from_the_second_round() -> None:
 
 
 def test_pages_written_meanwhile_count_towards_the_downtime() -> None:
-    """20 of the 30 MiB of the last round were written meanwhile, which takes two thirds of its time."""
+    """20 of the 30 MiB of the last round were written during it. To copy them takes two thirds of the round's time."""
     downtime = estimate_downtime([FIRST, SECOND], SECOND.written_per_s)
     assert downtime.written_s == pytest.approx(2 / 3 * 1.0)
     slower = replace(SECOND, send_s=9.0, since_s=9.1)
@@ -57,7 +57,7 @@ def test_first_estimate_assumes_that_all_pages_are_written_again() -> None:
 
 
 def test_freeze_estimate_is_the_shortest_round() -> None:
-    """A round that copied much was frozen for longer; that says nothing of the hand-over, nor of the restore."""
+    """A round that copied much was frozen for longer, which does not predict the hand-over or the restore."""
     long = replace(SECOND, frozen_s=0.2 + SECOND.frozen_s, dump_s=0.2 + SECOND.dump_s)
     usual = estimate_downtime([SECOND, SECOND], 0.0)
     assert estimate_downtime([SECOND, long], 0.0).fixed_s == pytest.approx(usual.fixed_s)

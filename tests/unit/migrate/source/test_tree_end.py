@@ -63,7 +63,7 @@ def test_end_of_a_tree_with_more_processes_than_descriptors_is_seen(tree: proc.T
 
 
 def test_pidfd_above_1023_is_waited_for() -> None:
-    """select(2) takes none above 1023."""
+    """select(2) accepts no descriptor above 1023."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] < 2048:
         pytest.skip("this process may not have so many descriptors")

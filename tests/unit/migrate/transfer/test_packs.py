@@ -116,7 +116,7 @@ def test_second_transfer_of_a_job_sends_only_new_packs(move: Move, tmp_path: Pat
 
 
 def test_fingerprints_of_received_packs_are_known(move: Move, tmp_path: Path) -> None:
-    """A dump at the destination then finds pages, and nothing is read again by the next move."""
+    """So a dump at the destination finds these pages, and the next move does not read the packs again."""
     checkpoint = store(move.source, tmp_path, of_pages(*range(1, 500)))
     move.receive_checkpoint(checkpoint)
     assert not move.destination.backend.exists(fingerprints_name(PackId(digests(checkpoint)[0])))

@@ -214,7 +214,7 @@ def test_unencodable_message_ends_the_connection(conversation: Conversation, con
 
 
 def test_false_sizes_do_not_allocate_memory(conversation: Conversation) -> None:
-    """Lengths and counts that declare gigabytes, each in its own connection."""
+    """The messages declare lengths and counts of gigabytes. Each message has its own connection."""
     lies = (
         b"\xff\xff\xff\xff\x01\x00\x00\x00\x00\x00\x00",
         MOST_PAYLOAD.to_bytes(4, "little") + b"\x02\x00\x00\x00\x00\x00\x00",

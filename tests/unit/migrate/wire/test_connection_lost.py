@@ -111,7 +111,7 @@ def test_text_that_the_other_host_prints_instead_of_messages_is_shown() -> None:
 
 @pytest.mark.parametrize("text", [b"This account is currently not available.\n", b"Denied\n"])
 def test_account_without_commands_is_reported(text: bytes) -> None:
-    """Changing a startup file would not help: nothing reads one."""
+    """The message does not suggest to change a startup file, because the account's shell reads none."""
     with half_connected() as (source, _, writes):
         writes.write(text)
         writes.close()

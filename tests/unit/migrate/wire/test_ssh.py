@@ -156,12 +156,12 @@ def test_port_suggests_an_ssh_uri(host: str) -> None:
     ],
 )
 def test_ipv6_address_can_have_a_port(host: str, words: tuple[str, ...]) -> None:
-    """ssh itself takes no IPv6 address in a URI, and none in brackets."""
+    """ssh itself accepts IPv6 addresses neither in a URI nor in brackets."""
     assert make_host_words(host) == words
 
 
 def test_no_agent_display_or_ticket_is_forwarded(tmp_path: Path) -> None:
-    """Agent, display and tickets, which a user's configuration gives to every host."""
+    """The configuration of a user may forward an agent, a display or tickets to every host."""
     if shutil.which("ssh") is None:
         pytest.skip("there is no ssh")
     lends = "ForwardAgent yes\nForwardX11 yes\nPermitLocalCommand yes\nTunnel yes\nGSSAPIDelegateCredentials yes\n"
@@ -357,7 +357,7 @@ def test_ssh_explains_why_it_cannot_connect() -> None:
     ],
 )
 def test_conflicting_user_options_do_not_apply(tmp_path: Path, setting: str, option: str) -> None:
-    """The time to connect is limited, unless the user does that."""
+    """The time to connect is limited, unless the user's options limit it."""
     file = tmp_path / "config"
     file.write_text(f"Host there\n{setting}\n")
     words = ("ssh", "-T", "-F", str(file))

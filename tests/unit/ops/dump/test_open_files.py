@@ -98,7 +98,7 @@ def test_files_of_an_ended_process_are_not_read(root: proc.Process) -> None:
 
 
 def test_writable_mapping_counts_as_writing(place: Path) -> None:
-    """The descriptor may be closed."""
+    """The descriptor of the file may have been closed after the mapping was made."""
     opens = "file = os.open({!r}, os.O_RDWR); {} = mmap.mmap(file, 4096, prot={}); os.close(file)\n"
     both, reads = "mmap.PROT_READ | mmap.PROT_WRITE", "mmap.PROT_READ"
     path = str(place / "mapped")

@@ -105,7 +105,7 @@ def test_notes_of_a_core_file_are_in_the_order_of_the_kernel(
 
 
 def test_zombie_has_no_core_file(recorded_checkpoint: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
-    """The error says why."""
+    """The error says that the process is a zombie."""
     context, _, checkpoint = recorded_checkpoint
     (zombie,) = (process.pid for process in recorded_images.RECORDED.processes if process.memory is None)
     with pytest.raises(UsageError, match="zombie"):

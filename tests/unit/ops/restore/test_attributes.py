@@ -32,7 +32,7 @@ def test_lost_protection_fails_the_restore(tree: ImageTree) -> None:
 
 
 def test_other_lost_attribute_is_a_warning(tree: ImageTree) -> None:
-    """All other attributes are set."""
+    """The restore continues and sets all other attributes."""
     wanted = record(tree, {"timer_slack": (-5,), "personality": (0x40000,), "deadline": (1, 2)})
     found = plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
     assert sorted(finding.what.partition(" of ")[0] for finding in found) == [

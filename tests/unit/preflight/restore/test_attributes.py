@@ -35,7 +35,7 @@ def test_attributes_of_a_process_outside_the_tree_are_not_set(tree: ImageTree) -
 
 
 def test_younger_threads_and_processes_inherit_attributes(tree: ImageTree) -> None:
-    """Threads inherit from the first thread of their process, processes from their parent; zombies nothing."""
+    """Threads inherit from the first thread of their process, processes from their parent. Zombies inherit nothing."""
     found = list(attributes_to_set(of_root(tree), tree, HostAttributes(TWO_CPUS)))
     living = {process.pid for process in tree.processes if process.state != ZOMBIE}
     assert {thread.pid for thread in found} == living < {process.pid for process in tree.processes}
@@ -112,7 +112,7 @@ def test_waiting_client_that_another_user_may_have_connected_is_reported(
 
 @pytest.mark.parametrize("are_known", [True, False])
 def test_users_of_connected_sockets_are_judged_only_if_the_rights_are_known(tree: ImageTree, are_known: bool) -> None:
-    """Before a move they are not: the restore on the other host judges."""
+    """Before a move the rights are not known: the restore on the other host judges the users."""
     ends = UnixSocket(9001, 9001, "stream", "established", peer=9002), UnixSocket(9002, 9002, "stream", "established")
     process = tree.root if are_known else _with_core(tree.root, rights=None)
     process = replace(process, descriptors=(OpenDescriptor(50, ends[0], close_on_exec=False),))
@@ -123,7 +123,7 @@ def test_users_of_connected_sockets_are_judged_only_if_the_rights_are_known(tree
 
 
 def test_processes_with_other_rights_than_their_parent_do_not_share_its_session_keyring(tree: ImageTree) -> None:
-    """The record of a checkpoint does not change that."""
+    """They do not share it even if the record of the checkpoint says so."""
     root, rights, memory = tree.root, tree.root.core.rights, tree.root.memory
     assert rights is not None
     assert memory is not None

@@ -24,7 +24,7 @@ def test_restore_needs_all_process_thread_group_and_session_ids_of_the_tree(tree
 
 
 def test_session_and_group_of_the_shell_may_be_in_use(tree: ImageTree) -> None:
-    """The tree gets crckpt's own."""
+    """The tree gets the session and group of crckpt instead."""
     asked = find_needed_ids(tree)
     others = (replace(process, sid=5000) for process in tree.processes[1:])
     outside = replace(tree, processes=(replace(tree.root, pgid=5001, sid=5000), *others))

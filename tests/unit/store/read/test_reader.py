@@ -133,7 +133,7 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpack_counts: Counter[tupl
 def test_last_of_a_long_chain_is_read_like_a_single_one(
     tmp_path: Path, unpack_counts: Counter[tuple[str, int]]
 ) -> None:
-    """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
+    """1 % of 64 MiB is rewritten and dumped a hundred times. A checkpoint in the middle may have been removed."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 64 << 8)
     kept = list(chain(repository, program, examples(100), 0.01))

@@ -270,7 +270,7 @@ def test_repair_killed_at_any_step_is_harmless(stores: tuple[Repository, Reposit
 
 
 def test_store_is_repaired_from_a_read_only_copy(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
-    """A backup on a medium that takes no lock."""
+    """The copy is a backup on a medium where no lock file can be written."""
     repository, copy = stores
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")

@@ -29,7 +29,7 @@ from crckpt.store.write.new_packs import pages_in_a_pack
 
 
 def test_hundred_checkpoints_with_random_rewrites_stay_small(tmp_path: Path) -> None:
-    """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
+    """1 % of 64 MiB is rewritten each time. Bytes written, read by the last restore, and left after gc are limited."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 64 << 8)
     kept = list(series(repository, program, 100, 0.01))

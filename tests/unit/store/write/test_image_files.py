@@ -42,7 +42,7 @@ def test_special_file_among_the_images_is_refused(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 def test_owner_of_the_directory_may_own_the_images(tmp_path: Path) -> None:
-    """An unpacked archive has such an owner."""
+    """The images of an unpacked archive belong to the user who unpacked it."""
     directory = tmp_path / "images"
     directory.mkdir()
     (directory / "core-1.img").write_bytes(b"content")

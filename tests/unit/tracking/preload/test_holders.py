@@ -72,7 +72,7 @@ print(json.dumps(list(make())))
 
 @pytest.mark.parametrize("groups", [0, 300, 65536])
 def test_restored_sockets_belong_to_the_user_and_groups_of_their_process(tmp_path: Path, groups: int) -> None:
-    """Connections that nobody has accepted count, too. A process may have as many groups as the kernel allows."""
+    """This includes connections that nobody has accepted. A process may have as many groups as the kernel allows."""
     table = tmp_path / "holders"
     table.write_bytes(bytes(1 << 19))
     result = subprocess.run(

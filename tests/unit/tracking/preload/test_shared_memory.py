@@ -58,7 +58,7 @@ REACHABLE_BYTES: Final = 24 << 32
 
 
 def test_criu_gets_only_memory_and_files_that_the_process_has(tmp_path: Path) -> None:
-    """As root CRIU could open each file of the process to write. What is above the memory it could write over."""
+    """As root CRIU could open each file of the process to write. CRIU could also overwrite what is above the memory."""
     file = tmp_path / "file"
     file.write_text("content")
     command = ["env", f"LD_PRELOAD={LIBRARY}", sys.executable, "-c", SHARING_PROGRAM, str(file)]

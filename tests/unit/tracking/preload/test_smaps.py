@@ -152,7 +152,7 @@ def test_each_process_gets_its_own_map_flags_from_the_cache(
 def test_file_that_has_the_name_of_the_cache_is_left_alone(
     library: Path, target: StatementRunner, table: Path, tmp_path: Path
 ) -> None:
-    """The file may also be one that could never be opened."""
+    """The file may also be one that cannot be opened."""
     (tmp_path / "smaps").write_text("some text\n")
     for name in ("stat", "maps"):
         os.mkfifo(tmp_path / name)

@@ -119,7 +119,7 @@ def test_nothing_is_opened_through_proc_pid(place: Path) -> None:
 
 
 def test_restored_sockets_are_created_with_the_rights_of_the_directorys_owner(place: Path) -> None:
-    """CRIU has the rights of the directory's owner meanwhile."""
+    """Meanwhile CRIU has only the rights of the directory's owner."""
     for name in ("theirs", "roots", "closed"):
         (place / name).mkdir()
     (place / "by-root").symlink_to("roots")
