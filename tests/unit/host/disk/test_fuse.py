@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from checkout import TESTS
@@ -20,9 +21,11 @@ from smaller_bounds import smaller_bounds
 from target_processes import wait_for
 from trees import open_workdir
 
+from crckpt.errors import DumpFailed
 from crckpt.host.disk import fuse
 from crckpt.host.disk.fuse import abort_connections, limited_answers, tree_pids
 from crckpt.host.process.criu_progress import waits_for_a_program
+from crckpt.ops.failures import limited_waits_of_restore
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None,
@@ -148,6 +151,33 @@ def test_time_to_wait_for_a_fuse_file_system_is_limited(workdir: Path) -> None:
             reader.wait_for_answer()
             assert reader.read_line() == os.strerror(107)
         assert aborted == [str(reader.mount)]
+
+
+def test_error_that_arrives_before_the_abort_has_returned_names_the_file_system(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = Event()
+
+    def abort_slowly(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[str, ...]:
+        found = abort_connections(pids, users)
+        assert has_failed.wait(30)
+        time.sleep(0.1)  # the error goes on meanwhile
+        return found
+
+    def fail(reader: Reader) -> None:
+        reader.wait_for_answer()
+        assert reader.read_line() == os.strerror(107)
+        has_failed.set()
+        raise DumpFailed("it cannot be read")
+
+    monkeypatch.setattr(fuse, "abort_connections", abort_slowly)
+    with (
+        started(workdir) as reader,
+        smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02),
+        pytest.raises(DumpFailed, match=f"{reader.mount} did not answer"),
+        limited_waits_of_restore(frozenset()),
+    ):
+        fail(reader)
 
 
 def test_fuse_file_system_of_a_process_that_does_not_wait_is_not_aborted(workdir: Path) -> None:
