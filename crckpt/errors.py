@@ -10,11 +10,11 @@
     ├── IntegrityError         13   stored bytes do not match their digest, or images are damaged
     ├── TargetNotRunning       14   there is no such process, or it has ended
     ├── HostCannot             20   this host lacks something (CRIU, kernel, privileges)
-    ├── DumpFailed             21   no checkpoint was made; the tree runs on
+    ├── DumpFailed             21   no checkpoint was made; the tree keeps running
     │   └── TreeStopped        22   no checkpoint was made; the tree is paused or gone
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   would fail or lose something; nothing was changed
-    ├── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
+    ├── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not keep running
     ├── RemoteError            30   the other host failed or cannot be reached; nothing was moved
     └── MoveInDoubt            31   a migration is unfinished; the message says where the tree is and what finishes it
     Interrupted               130   ^C or SIGTERM; no Exception
@@ -28,7 +28,7 @@ from copy import copy
 from typing import Final, Self
 
 NOTHING_LEFT: Final = "nothing is left behind"
-TREE_RUNS: Final = "the tree runs on"
+TREE_RUNS: Final = "the tree keeps running"
 NOTHING_MADE: Final = "no checkpoint was made"
 NOT_MADE: Final = f"{NOTHING_MADE}; {TREE_RUNS}"
 KEEPS_RUNNING: Final = "the program keeps running here"
@@ -146,7 +146,7 @@ class HostCannot(CrckptError):
 
 
 class DumpFailed(CrckptError):
-    """No checkpoint was made; the tree runs on."""
+    """No checkpoint was made; the tree keeps running."""
 
     exit_code = 21
 
@@ -178,7 +178,7 @@ class PreflightRefused(CrckptError):
 
 
 class RehearsalFailed(CrckptError):
-    """A checkpoint could not be restored in isolation, or its tree did not run on there. Nothing is left."""
+    """A checkpoint could not be restored in isolation, or its tree did not keep running there. Nothing is left."""
 
     exit_code = 25
 

@@ -35,9 +35,9 @@ def attach(
 ) -> None:
     """Connect your terminal to that of a program that was restored with `crckpt restore --tty new`.
 
-    What you type goes to the program, ^C and ^Z too, until you press ^] (Ctrl and ]): then the program runs on without
-    you, and you can attach again. When the program ends, crckpt exits with its exit status. Only one terminal can be
-    attached at a time. **--json** needs **--list**.
+    What you type goes to the program, ^C and ^Z too, until you press ^] (Ctrl and ]): then the program keeps running
+    without you, and you can attach again. When the program ends, crckpt exits with its exit status. Only one terminal
+    can be attached at a time. **--json** needs **--list**.
 
     For example:
 
@@ -72,7 +72,7 @@ def attach(
     tree = result.terminal.tree
     if result.status is None:
         print_progress("")
-        print_progress(f"detached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}")
+        print_progress(f"detached; {tree.job} keeps running as PID {tree.root}: crckpt attach {tree.job}")
         return
     # As SIGKILL ends it, so does a dump with --stop, and a move.
     hint = f"; if it was dumped or moved: crckpt list {tree.job}" if result.status == _KILLED else ""

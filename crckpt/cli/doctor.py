@@ -43,7 +43,7 @@ _STATES: Final = {
 def doctor(
     target: str | None = options.argument(
         "TARGET",
-        "A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH, or a job that runs.",
+        "A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH, or a running job.",
         default=None,
         shown="this host",
     ),

@@ -32,7 +32,7 @@ def dump(
     job: str | None = options.JOB,
     stop: bool = options.flag("--stop", "End the tree, after its checkpoint is safe on disk."),
     rehearse: bool = options.flag(
-        "--rehearse", "With --stop: first restore the checkpoint in isolation; if that fails, the tree runs on."
+        "--rehearse", "With --stop: first restore the checkpoint in isolation; if that fails, the tree keeps running."
     ),
     force: bool = options.flag(
         "--force",
@@ -56,7 +56,7 @@ def dump(
     compress: int | None = options.COMPRESS,
     asynchronous: bool = options.flag(
         "--async",
-        "Return as soon as the tree runs on; `crckpt list` shows when the checkpoint is safe on disk.",
+        "Return as soon as the tree runs again; `crckpt list` shows when the checkpoint is safe on disk.",
         ADVANCED,
     ),
     incremental: bool | None = options.flag(
@@ -250,7 +250,7 @@ def _freeze(result: DumpResult, frozen_ms: float) -> str:
 
 
 def _tree_state(result: DumpResult) -> str:
-    return f"the tree's root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
+    return f"the tree's root, PID {result.pid}, has ended since" if result.root_ended else "the tree keeps running"
 
 
 def _lineage_lines(lineage: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:

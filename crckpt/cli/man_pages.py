@@ -19,7 +19,7 @@ _DESCRIPTION: Final = (
     "Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`. These need root.",
 )
 _NAMES: Final = (
-    ("TARGET", "A running tree: a PID, `pidfile:PATH`, `unit:NAME` (systemd), `cgroup:PATH`, or a job that runs."),
+    ("TARGET", "A running tree: a PID, `pidfile:PATH`, `unit:NAME` (systemd), `cgroup:PATH`, or a running job."),
     ("JOB", "The name under which the checkpoints of one program are kept."),
     ("REF", "A checkpoint: `JOB` (the newest), `JOB~2` (two before that), `JOB:TAG`, or the first digits of an id."),
 )

@@ -38,7 +38,7 @@ _OF_ALL: Final = ("everything", "at_once")
 def migrate(
     parsed: typer.Context,
     target: str | None = options.argument(
-        "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", default=None
+        "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a running job.", default=None
     ),
     host: str | None = options.argument(
         "HOST", "The other host, as for ssh: [USER@]HOST, or ssh://[USER@]HOST:PORT.", default=None

@@ -69,9 +69,7 @@ _CONFIG: Final = option(
 )
 _PLACES: Final = {"store": _STORE, "criu": _CRIU, "config": _CONFIG}
 VERBOSE: Final = flag("--verbose -v", "Show which options CRIU got, and why.")
-TARGET: Final = argument(
-    "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs."
-)
+TARGET: Final = argument("TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a running job.")
 JOB: Final = argument(
     "JOB",
     "The name under which checkpoints of this program are kept.",

@@ -58,4 +58,4 @@ def _lines(result: PreDumpResult) -> Iterator[str]:
     yield f"{result.lineage.why}\n"
     yield from (f"copied in full: {why}\n" for why in result.lineage.whole)
     yield round_line(result.round)
-    yield f"the tree runs on; dump what it writes from now on: crckpt dump {result.pid} {result.job}\n"
+    yield f"the tree keeps running; dump what it writes from now on: crckpt dump {result.pid} {result.job}\n"

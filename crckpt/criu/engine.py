@@ -104,7 +104,7 @@ class DumpLimit:
         """Act if there is no progress. Call it every second; `is_to_end` after an interruption or a failure."""
         criu, tree = fuse.tree_pids(self._pid), fuse.tree_pids(self._root)
         signs = dump_signs(criu, tree, self._log)
-        # Once CRIU is killed the tree runs on, and its signs do not count.
+        # Once CRIU is killed the tree runs again, and its signs do not count.
         self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
         self._signs = signs
         self._count_work(criu)
@@ -227,7 +227,7 @@ class CriuRun:
             said = f"CRIU (process {self.pid}) waits in the kernel and cannot be ended"
             if is_interrupted:
                 raise self._failure or interruption(said)
-            hint = "end the program that CRIU waits for (a FUSE file system of the tree); then the tree runs on"
+            hint = "end the program that CRIU waits for (a FUSE file system of the tree); then the tree continues"
             raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
     def _attend(self, hold: Hold | None, in_hold: InHold | None) -> BaseException | None:

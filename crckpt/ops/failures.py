@@ -141,7 +141,7 @@ def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tup
 
 @contextmanager
 def nothing_begun_reported(context: Context) -> Iterator[None]:
-    """If the block, which does not touch the tree, is interrupted or gets a system error, say that the tree runs on."""
+    """If the block, which does not touch the tree, is interrupted or gets a system error: say that the tree runs."""
     try:
         yield
     except (Interrupted, OSError) as error:

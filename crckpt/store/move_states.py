@@ -6,7 +6,7 @@ What makes a second copy impossible is the order of a few durable steps:
 1. The source holds the tree frozen: `handing-over`. Whatever fails from here on lets it run again at the source.
 2. The destination stores the checkpoint, builds the tree, holds it, and only then writes `prepared` and says so.
 3. The source writes `committing`, and commits its hold: that rename decides. The hold's other side (hold.c) aborts by
-   itself if crckpt has died or is silent: then the tree runs on at the source, and nothing else is possible.
+   itself if crckpt has died or is silent: then the tree keeps running at the source, and nothing else is possible.
 4. The source waits until the tree has ended, writes `ended`, and tells the destination.
 5. The destination writes `committed`, commits its hold, and the tree runs there: `done`.
 

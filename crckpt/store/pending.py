@@ -1,4 +1,4 @@
-"""Checkpoints that are not durable yet: the tree runs on, its images are being stored, or were lost."""
+"""Checkpoints that are not durable yet: the tree keeps running, its images are being stored, or were lost."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
     ^C does not reach it, and when we are interrupted it is waited for: a CRIU that is cut short leaves half a tree.
     """
     words = [str(word) for word in argv]
-    # Files, not pipes: a descendant that runs on with the program's output must not block us.
+    # Files, not pipes: a descendant that keeps running with the program's output must not block us.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
             words,

@@ -12,7 +12,7 @@ from benchmark.setting import Setting
 
 
 def bare_dump(setting: Setting, pid: int, images: Path) -> None:
-    """Run `criu dump` into a new directory; the process runs on."""
+    """Run `criu dump` into a new directory; the process keeps running."""
     images.mkdir()
     run([setting.criu, "dump", "--tree", str(pid), "--leave-running", *_common(images)])
 

@@ -83,7 +83,7 @@ class DumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
     rehearsed: Annotated[
         bool, Meta(description="Whether `--rehearse` restored the checkpoint before the tree was ended.")
     ]
-    root_ended: Annotated[bool, Meta(description="The tree was to run on, and its root has ended since.")]
+    root_ended: Annotated[bool, Meta(description="The tree was to keep running, and its root has ended since.")]
     criu: CriuFile
     criu_passed_over: PassedOver
     command: Annotated[tuple[str, ...], Meta(description="CRIU's command line.")]

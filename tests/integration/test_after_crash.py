@@ -234,7 +234,7 @@ def test_file_in_use_by_the_running_original_is_not_cut_back(crckpt: Crckpt) -> 
         size = log.stat().st_size
         wait_for(lambda: log.stat().st_size > size + GROWN_BY, 60, "the log to grow")
         words = ("restore", JOB, "--detach", "--new-pid-namespace", "--grown", "rewind")
-        assert f"{JOB} runs already, as PID {tree.pid}" in crckpt.run(*words, status=REFUSED).err
+        assert f"{JOB} is already running, as PID {tree.pid}" in crckpt.run(*words, status=REFUSED).err
         crckpt.run(*words, "--no-preflight", status=FAILED)
         assert log.stat().st_size > size + GROWN_BY
         assert _is_consecutive(log, "line")

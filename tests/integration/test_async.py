@@ -37,7 +37,7 @@ def _state(crckpt: Crckpt) -> list[str]:
 def _stored_later(crckpt: Crckpt, tree: Tree) -> Iterator[int]:
     """A dump that has returned and is not durable; the PID of the storing process, which waits for SIGCONT."""
     result = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=LAST_STEP_BEFORE_DURABLE)
-    assert "the tree runs on" in result.out
+    assert "the tree keeps running" in result.out
     (one,) = _listed(crckpt)["pending"]
     pid = int(one["pid"])
     try:

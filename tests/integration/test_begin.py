@@ -102,7 +102,7 @@ def test_unexpected_end_of_criu_before_the_freeze_is_explained(crckpt: Crckpt, c
     dump.send_signal(signal.SIGCONT)
     _, error = dump.communicate()
     assert dump.returncode == DumpFailed.exit_code
-    assert "no checkpoint was made; the tree runs on" in error
+    assert "no checkpoint was made; the tree keeps running" in error
     assert_runs_on(counter, frozenset())
 
 

@@ -109,7 +109,7 @@ def test_interrupted_dump_reports_that_the_tree_runs_on(
             assert status == 130, output
             assert output.startswith(f"crckpt: interrupted by {number.name}; ")
             begun = "was made" if was_made else "(no checkpoint was made|nothing was changed)"
-            assert re.search(rf"{begun}[;,] the tree runs on\n$", output)
+            assert re.search(rf"{begun}[;,] the tree keeps running\n$", output)
             assert output.count("\n") == 1
             assert_runs_on(tree, frozenset())
         # A pack that was finished before its manifest is no one's: only what is cached of it may be left over.
@@ -191,7 +191,7 @@ def test_killed_criu_is_reported(crckpt: Crckpt, name: str) -> None:
             return
         ended = f" without {' '.join(gone)}, which has ended" if gone else ""
         assert status == 21
-        assert f"no checkpoint was made; the tree runs on{ended}\n" in output
+        assert f"no checkpoint was made; the tree keeps running{ended}\n" in output
         assert not list(crckpt.store.glob("tmp/*"))
         if not gone:
             assert_runs_on(tree, frozenset())
@@ -214,7 +214,7 @@ def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
         _, error = dump.communicate(timeout=ENDS_WITHIN_S)
         assert dump.returncode == 21, error
         assert f"task {killed} was killed while it was frozen" in error
-        assert f"no checkpoint was made; the tree runs on without {killed}, which has ended" in error
+        assert f"no checkpoint was made; the tree keeps running without {killed}, which has ended" in error
         assert checkpoints(crckpt) == ()
         assert not is_traced(tree)
 
@@ -229,7 +229,7 @@ def test_message_says_that_the_tree_runs_on_if_criu_was_killed_after_the_checkpo
         _, error = dump.communicate(timeout=ENDS_WITHIN_S)
         assert dump.returncode == 21, error
         (made,) = checkpoints(crckpt)
-        assert f"checkpoint {made[:12]} was made; the tree runs on\n" in error
+        assert f"checkpoint {made[:12]} was made; the tree keeps running\n" in error
         assert_runs_on(tree, frozenset())
 
 
@@ -249,7 +249,7 @@ def test_refusal_by_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mod
         words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", "--force", *mode)
         error = crckpt.run(*words, "--json", status=21).document["error"]
         assert cause in error["message"]
-        assert error["message"].endswith("; no checkpoint was made; the tree runs on")
+        assert error["message"].endswith("; no checkpoint was made; the tree keeps running")
         assert error["hint"]
         assert any("Error" in line for line in error["causes"])
         assert_runs_on(tree, frozenset())

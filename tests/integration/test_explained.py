@@ -26,7 +26,7 @@ def workshop() -> Iterator[Workshop]:
 
 @pytest.mark.parametrize("row", DUMPS, ids=[row.name for row in DUMPS])
 def test_explain_finds_the_cause_of_a_failed_dump_by_criu(workshop: Workshop, tmp_path: Path, row: Dump) -> None:
-    """After the failed dump the tree runs on."""
+    """After the failed dump the tree keeps running."""
     if row.unless():
         pytest.skip(f"{row.unless.__doc__}")
     with ExitStack() as stack:

@@ -73,7 +73,7 @@ def test_program_with_a_filtered_thread_can_read_proc_and_sleeps_on_after_a_dump
 
 def wait_for_reads(directory: Path) -> None:
     before = counts(directory)[0]
-    wait_for(lambda: counts(directory)[0] > before + 100, READY_S, "it to run on")
+    wait_for(lambda: counts(directory)[0] > before + 100, READY_S, "it to keep running")
 
 
 def counts(directory: Path) -> tuple[int, ...]:

@@ -125,7 +125,7 @@ def test_next_dump_is_full_if_crckpt_is_interrupted_while_criu_waits_for_it(
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate(timeout=ENDS_WITHIN_S)
         assert process.returncode == 130
-        assert "the tree runs on" in out
+        assert "the tree keeps running" in out
         target.look()
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
@@ -138,14 +138,14 @@ def test_tree_continues_if_crckpt_is_stopped_while_criu_waits_for_it(
 ) -> None:
     """crckpt may be stopped by SIGSTOP or a frozen control group: the tree does not wait for it."""
     with waiting(crckpt, target, tmp_path, operation, CRCKPT_PATIENCE_S="2") as (process, criu):
-        wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
+        wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to continue")
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         target.look()
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate(timeout=ENDS_WITHIN_S)
         assert process.returncode == 21, out
         assert "crckpt did not answer while the tree was frozen" in out, out
-        assert "the tree runs on" in out
+        assert "the tree keeps running" in out
         result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
         assert_complete(crckpt, result["checkpoint"]["id"], target)
@@ -193,7 +193,7 @@ def test_dump_does_not_wait_for_a_stopped_tracker(
         os.kill(kept, signal.SIGSTOP)
         try:
             process.send_signal(signal.SIGCONT)
-            wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
+            wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to continue")
             target.look()
         finally:
             os.kill(kept, signal.SIGCONT)

@@ -59,7 +59,7 @@ def test_full_disk_leaves_the_tree_running(tmp_path: Path, size: str, filler: in
         assert dump.returncode == 10
         error = json.loads(out)["error"]
         assert f"no space is left in {crckpt.store}, the store; no checkpoint" in error["message"]
-        assert error["message"].endswith("; no checkpoint was made; the tree runs on")
+        assert error["message"].endswith("; no checkpoint was made; the tree keeps running")
         assert "--store" in error["hint"]
         assert_runs_on(tree, frozenset())
         assert not list(crckpt.store.glob("tmp/*"))
@@ -78,7 +78,7 @@ def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> Non
         assert not os.statvfs(crckpt.store).f_bavail
         result = crckpt.run(*words, status=10)
         assert "no space is left" in result.err
-        assert "the tree runs on\n" in result.err
+        assert "the tree keeps running\n" in result.err
         assert "hint: " in result.err
         assert_runs_on(tree, frozenset())
 
@@ -128,7 +128,7 @@ def test_tree_continues_if_crckpt_is_stopped_in_a_hold(
         assert dump.returncode == 21, out + error
         assert "crckpt did not answer" in error
         assert when in error
-        assert "the tree runs on" in error
+        assert "the tree keeps running" in error
         assert ("no checkpoint was made" in error) == (not made)
         assert_runs_on(tree, frozenset())
         assert manifests(crckpt.store) == 1 + made

@@ -312,7 +312,7 @@ def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> Non
         target.write()
         full.touch()
         error = crckpt.run("dump", str(target.pid), "job", "--json", *words, status=10).document["error"]
-        assert error["message"].endswith("no checkpoint was made; the tree runs on")
+        assert error["message"].endswith("no checkpoint was made; the tree keeps running")
         full.unlink()
         filler.unlink()
         result = dump_incrementally(crckpt, target, *words)

@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.ma
 
 FIRST_DUMP_REASON = "this is the first tracked dump of this tree"
 UNCOMMITTED_REASON = "the tracker did not see the end of the last dump or round"
-TREE_RUNS_ON = "no checkpoint was made; the tree runs on"
+TREE_RUNS_ON = "no checkpoint was made; the tree keeps running"
 
 
 @pytest.fixture(scope="module")

@@ -81,11 +81,11 @@ def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt,
             second.wait_for(lambda shown: _shows(shown, "or end it: kill "), "a refusal")
             assert "attaching to" not in second.shown
         shell.press("C-]")
-        shell.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
+        shell.wait_for(lambda shown: "keeps running as PID" in shown, "to be detached")
         before = _read_status(workdir).counter
-        wait_for(lambda: _read_status(workdir).counter > before + 1, WITHIN_S, "it to run on")
+        wait_for(lambda: _read_status(workdir).counter > before + 1, WITHIN_S, "it to keep running")
         shell.enter(f"clear; {PROGRAM} attach {_read_status(workdir).pid}; echo ended with $?")
-        shell.wait_for(lambda shown: "says" in shown and "runs on as" not in shown, "its output again")
+        shell.wait_for(lambda shown: "says" in shown and "keeps running as" not in shown, "its output again")
         os.kill(_read_status(workdir).pid, signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}\n" in f"{shown}\n", "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
@@ -119,13 +119,13 @@ def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdi
         shell.press("C-c")
         shell.wait_for(lambda shown: "'\\x03'" in shown, "the key")
         shell.press("C-]")
-        shell.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
+        shell.wait_for(lambda shown: "keeps running as PID" in shown, "to be detached")
         shell.enter(f"clear; {PROGRAM} attach {JOB}")
         shell.wait_for(lambda shown: shown.startswith("screen of 100x30"), "the screen")
         shell.type("a")
         shell.wait_for(lambda shown: "'a'" in shown, "the key that brings the alternate screen")
         shell.press("C-]")
-        shell.wait_for(lambda shown: "runs on as PID" in shown and "'a'" not in shown, "the shell's own screen")
+        shell.wait_for(lambda shown: "keeps running as PID" in shown and "'a'" not in shown, "the shell's own screen")
         # In another size, and with another key to detach.
         shell.resize(90, 25)
         shell.enter(f"clear; {PROGRAM} attach {JOB} --detach-key ^A; echo ended with $?")
@@ -227,7 +227,7 @@ def test_program_in_a_new_pid_namespace_can_be_dumped_and_restored_again(
             shell.wait_for(lambda shown: "says" in shown, "its output")
             crckpt.run("dump", target or str(terminal["pid"]), JOB, "--incremental")
             at = _read_status(workdir).counter
-            wait_for(lambda at=at: _read_status(workdir).counter > at + 2, WITHIN_S, "it to run on")  # type: ignore[misc]
+            wait_for(lambda at=at: _read_status(workdir).counter > at + 2, WITHIN_S, "it to keep running")  # type: ignore[misc]
             shell.press("C-c")
             wait_for(lambda: _read_status(workdir).facts["interrupts"] != 0, WITHIN_S, "the interrupt to arrive")
             crckpt.run("dump", target or str(terminal["pid"]), JOB, "--stop")

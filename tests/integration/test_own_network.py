@@ -74,7 +74,7 @@ def test_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
                 error = crckpt.run(*words, *more, status=REFUSED).err
                 assert f"is the namespace that is mounted at {place}" in error
             error = crckpt.run(*words, "--rehearse", "--no-preflight", status=FAILED).err
-            assert "the tree runs on" in error
+            assert "the tree keeps running" in error
             program.ask("os.close(held)")
             crckpt.run(*words)
         finally:

@@ -73,13 +73,13 @@ def sleeper() -> Iterator[Sleeper]:
 
 
 def is_untouched(pid: int) -> None:
-    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, ENDS_WITHIN_S, "the other to run on")
+    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, ENDS_WITHIN_S, "the other to continue")
     process = proc.read_process(pid)
     assert process is not None
     assert process.tracer == 0
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
+@pytest.mark.parametrize("stop", [True, False], ids=["stop", "keeps-running"])
 @pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
 def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool) -> None:
     """The PID is reused after the first look, or when CRIU is about to freeze the tree."""
@@ -99,7 +99,7 @@ def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleep
     crckpt.run("dump", str(sleeper.pid), "job", "--stop")
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
+@pytest.mark.parametrize("stop", [True, False], ids=["stop", "keeps-running"])
 @pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
 def test_dump_of_a_program_that_ends_before_the_freeze_has_its_own_exit_code(
     crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool

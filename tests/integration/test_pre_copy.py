@@ -174,7 +174,7 @@ def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Targe
     output = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", "--json", status=24).document["error"]
     assert re.fullmatch(
         r"the tree would be frozen for about \d+ ms, over the budget of 1 ms \(--max-freeze\); "
-        "no checkpoint was made; the tree runs on",
+        "no checkpoint was made; the tree keeps running",
         output["message"],
     )
     assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
@@ -213,7 +213,7 @@ def test_dump_with_a_freeze_limit_is_refused_if_its_rounds_are_lost(
     context = Context(crckpt.store)
     with pytest.raises(PreflightRefused, match="the copied rounds can no longer be used") as refused:
         dump(DumpRequest(str(target.pid), "job", pre_copy=limits), context)
-    assert refused.value.message.endswith("; no checkpoint was made; the tree runs on")
+    assert refused.value.message.endswith("; no checkpoint was made; the tree keeps running")
     assert ENDED in refused.value.message
     target.look()
     assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
@@ -326,7 +326,7 @@ def test_damaged_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target) 
         os.truncate(pages, PAGE)
     target.write()
     error = crckpt.run("dump", str(target.pid), "job", "--json", status=13).document["error"]
-    assert error["message"].endswith("no checkpoint was made; the tree runs on")
+    assert error["message"].endswith("no checkpoint was made; the tree keeps running")
     assert error["hint"] == "try again: the next dump of this tree is full"
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == UNCOMMITTED_REASON
@@ -473,7 +473,7 @@ def test_full_disk_fails_the_round_and_the_tree_stays_tracked(target: Target, tm
             target.write()
         error = crckpt.run("pre-dump", str(target.pid), "job", "--json", "--no-preflight", status=10).document["error"]
         assert "no space" in error["message"].lower()
-        assert error["message"].endswith("no checkpoint was made; the tree runs on")
+        assert error["message"].endswith("no checkpoint was made; the tree keeps running")
         # The keeper hears of it when crckpt has ended.
         wait_for(lambda: not staged(tmp_path / "store/tmp"), 60, "what was copied, which is of no use, to make room")
         (tmp_path / "store/filler").unlink()

@@ -144,7 +144,7 @@ def assert_runs_on(crckpt: Crckpt, pid: int, reason: str, *words: str) -> None:
     error = crckpt.run("dump", str(pid), JOB, *REHEARSED_STOP, *words, status=FAILED).err
     assert "the rehearsal failed: " in error
     assert reason in error
-    assert "no checkpoint was made; the tree runs on" in error
+    assert "no checkpoint was made; the tree keeps running" in error
     assert runs(pid)
     assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
     assert not staging(crckpt)

@@ -68,7 +68,7 @@ def test_running_dump_warns_that_it_cannot_be_restored(crckpt: Crckpt, place: Pa
         before = tree.counters()
         output = crckpt.run("dump", str(tree.pid), JOB).out
         assert f"{place}/file was removed but has a name in another directory" in output
-        assert "the tree runs on; this checkpoint cannot be restored\n" in output
+        assert "the tree keeps running; this checkpoint cannot be restored\n" in output
         assert "bring it back with" not in output
         tree.wait_growth(before)
         tree.end()

@@ -182,6 +182,6 @@ def test_dump_with_a_freeze_limit_that_does_not_fit_its_base_fails(
     result = crckpt.run("dump", str(family.pid), "job", "--incremental", "--json", *words, status=21)
     message = result.document["error"]["message"]
     assert message.startswith("the dump failed: the parent of this incremental checkpoint is missing"), message
-    assert message.endswith("; no checkpoint was made; the tree runs on"), message
+    assert message.endswith("; no checkpoint was made; the tree keeps running"), message
     family.dumped(crckpt, "--criu", str(criu_that_finds_no_page))
     family.is_restored(crckpt, "python")

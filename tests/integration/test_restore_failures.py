@@ -220,7 +220,7 @@ def test_or_older_does_not_apply_to_pids_in_use(crckpt: Crckpt) -> None:
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
         error = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err
-        assert f"{JOB} runs already, as PID {tree.pid}" in error
+        assert f"{JOB} is already running, as PID {tree.pid}" in error
 
 
 def test_or_older_lists_all_reasons_when_none_restores(crckpt: Crckpt) -> None:

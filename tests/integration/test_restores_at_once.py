@@ -45,7 +45,7 @@ def test_second_restore_waits_for_the_first_and_reports_that_the_tree_runs(
         assert first.returncode == 0, error
         _, error = second.communicate(timeout=WITHIN_S)
     assert second.returncode == REFUSED
-    assert f"{JOB} runs already, as PID {ended_program.pid}" in error
+    assert f"{JOB} is already running, as PID {ended_program.pid}" in error
     assert ended_program.ask("answer = n") == 1
     assert not list((crckpt.store / "locks").iterdir())
 
@@ -78,7 +78,7 @@ def test_restore_that_waited_too_long_names_the_other(
         obstacle.let_go()
         assert ended_program.ask("answer = n") == 1
         result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"{JOB} runs already, as PID {ended_program.pid}" in result.err
+        assert f"{JOB} is already running, as PID {ended_program.pid}" in result.err
 
 
 def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:

@@ -46,7 +46,10 @@ def test_program_in_a_pid_namespace_is_found_by_its_job(crckpt: Crckpt, tmp_path
                 assert crckpt.run("doctor", f"pidfile:{newer}", status=REFUSED).out.startswith(f"PID {pid} cannot")
                 for words in ((), ("--new-pid-namespace",)):
                     result = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
-                    assert f"{JOB} runs already, as PID {root.pid}: a restore would start a second copy" in result.err
+                    assert (
+                        f"{JOB} is already running, as PID {root.pid}: a restore would start a second copy"
+                        in result.err
+                    )
                 tree.wait_growth(tree.counters())
                 counted = tree.counters()
                 crckpt.run("dump", f"pidfile:{pidfile}", JOB, "--stop")
@@ -85,7 +88,7 @@ def test_dump_by_job_name_finds_the_running_program(crckpt: Crckpt) -> None:
             result = crckpt.run(*words).document["result"]
             assert (result["pid"], result.get("job", JOB)) == (tree.pid, JOB)
         refused = crckpt.run("restore", f"{JOB}~1", "--detach", status=REFUSED)
-        assert f"{JOB} runs already, as PID {tree.pid}" in refused.err
+        assert f"{JOB} is already running, as PID {tree.pid}" in refused.err
         tree.wait_growth(tree.counters())
     error = crckpt.run("dump", JOB, status=ENDED).err
     assert f"no program of the job {JOB} that runs here\n  hint: restore it: crckpt restore {JOB}" in error

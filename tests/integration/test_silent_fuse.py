@@ -1,4 +1,4 @@
-"""A file system of a tree's user that stops answering during a dump: the dump ends by itself, and the tree runs on."""
+"""A file system of a tree's user that stops answering during a dump: the dump ends, and the tree keeps running."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tup
         assert dump.returncode == FAILED, out + error
         assert re.search(r"file system .*(did|does) not answer", error), error
         assert re.search(r"hint: .*(fusermount3 -u|umount)", error), error
-        assert "; no checkpoint was made; the tree runs on\n" in error
+        assert "; no checkpoint was made; the tree keeps running\n" in error
         if "--pre-copy" not in words:  # there crckpt may be the first who gets an error
             assert f"the file system on {tree.workdir}/mount did not answer, and crckpt disconnected it" in error
         assert_undone(crckpt, tree, criu)
@@ -157,7 +157,7 @@ def test_dump_blocked_by_a_file_system_can_be_interrupted(crckpt: Crckpt, words:
         _, error = dump.communicate(timeout=WITHIN_S)
         assert dump.returncode == INTERRUPTED, error
         assert error.startswith("crckpt: interrupted by SIGINT; ")
-        assert "the tree runs on" in error
+        assert "the tree keeps running" in error
         assert_undone(crckpt, tree, criu)
 
 

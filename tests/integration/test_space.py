@@ -29,7 +29,7 @@ REPEATED_BYTES: Final = "os.urandom(16 << 20) * 3"
 
 @contextmanager
 def holding(memory: str, work: Path) -> Iterator[str]:
-    """The PID of a program with this memory, which runs on until the end of the block."""
+    """The PID of a program with this memory, which keeps running until the end of the block."""
     ready = work / "ready"
     words = (PYTHON, "-c", f"import os, time; memory = {memory}; open({str(ready)!r}, 'w'); time.sleep(1000)")
     null = subprocess.DEVNULL
@@ -89,7 +89,7 @@ def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(
             assert is_empty(crckpt, staging_directory)
         error = crckpt.run(*words, "--no-preflight", status=STORE_UNUSABLE).document["error"]
         fact = f"the dump failed: no space is left in {crckpt.store}, the store"
-        assert error["message"] == f"{fact}; no checkpoint was made; the tree runs on"
+        assert error["message"] == f"{fact}; no checkpoint was made; the tree keeps running"
         assert is_empty(crckpt, staging_directory)
         assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
 
@@ -103,7 +103,9 @@ def test_dump_is_tried_if_the_store_will_only_probably_be_full(tmp_path: Path, s
         assert re.search(f"^note: {risk}", output, re.MULTILINE)
         assert output.endswith(f"PID {pid} can be checkpointed as job\n")
         output = crckpt.run(*words, status=STORE_UNUSABLE).err
-        assert f"no space is left in {crckpt.store}, the store; no checkpoint was made; the tree runs on\n" in output
+        assert (
+            f"no space is left in {crckpt.store}, the store; no checkpoint was made; the tree keeps running\n" in output
+        )
         assert is_empty(crckpt, staging_directory)
 
 

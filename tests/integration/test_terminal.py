@@ -316,7 +316,7 @@ def test_job_in_a_pid_namespace_can_be_dumped_and_restored_again(
             wait_for(lambda at=before: _read_status(workdir).counter > at + 2, WITHIN_S, "it to go on")  # type: ignore[misc]
             crckpt.run("dump", JOB, "--incremental")
             at = _read_status(workdir).counter
-            wait_for(lambda at=at: _read_status(workdir).counter > at + 2, WITHIN_S, "it to run on")  # type: ignore[misc]
+            wait_for(lambda at=at: _read_status(workdir).counter > at + 2, WITHIN_S, "it to keep running")  # type: ignore[misc]
             terminal.type(INTERRUPT)
             wait_for(lambda: _read_status(workdir).facts["interrupts"] != 0, WITHIN_S, "the interrupt to arrive")
             crckpt.run("dump", JOB, "--stop")

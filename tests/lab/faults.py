@@ -254,7 +254,7 @@ def find_kinds_before(lab: TwoHosts) -> list[Moment]:
 
 
 def strike_before(lab: TwoHosts, fault: str, moment: Moment) -> None:
-    """Move a program with a log, with a fault at that moment. If it runs on here, the same command moves it then."""
+    """Move a program with a log, with a fault at that moment. If it stays here, the same command moves it then."""
     try:
         with served(lab, "--memory", "1", started_by=_WITH_A_LOG) as pid, lab.watched(SERVER) as watch:
             output = str(strike(lab, pid, fault, moment, *_SEND_OPTIONS))

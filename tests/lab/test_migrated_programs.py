@@ -232,12 +232,12 @@ class TestTerminal:
             user.press("C-c")
             wait_for(lambda: read_status(lab, workdir)["facts"]["interrupts"] == 1, "the interrupt to arrive")
             user.press("C-]")
-            user.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
+            user.wait_for(lambda shown: "keeps running as PID" in shown, "to be detached")
             # Until then ssh takes what is typed.
             user.wait_for(lambda shown: "Connection to destination closed" in shown, "ssh to end")
             # And again: what it wrote meanwhile is in the log.
             user.enter(f"clear; {command[1]}")
-            user.wait_for(lambda shown: "says" in shown and "runs on as" not in shown, "its output again")
+            user.wait_for(lambda shown: "says" in shown and "keeps running as" not in shown, "its output again")
             log = re.search(r"its output there: (\S+)", output)
             assert log, output
             assert "says" in lab.run("destination", "cat", log[1]).out

@@ -265,7 +265,7 @@ def test_failed_address_hook_aborts_the_move(lab: TwoHosts) -> None:
         )
         assert result.status == 20
         assert "--address-hook failed at step prepare (exit status 3)" in result.err
-        assert re.search("runs on|keeps running here", result.err)
+        assert "keeps running" in result.err
         (process,) = copies(lab)
         assert process.host == "source"
 

@@ -104,7 +104,7 @@ def vforked(workdir: Path) -> None:
 
 
 def traced(_: Path) -> int:
-    """Another process traces it: a child, and the child runs on."""
+    """Another process traces it: a child, and the child keeps running."""
     ours, theirs = os.pipe()
     tracer = os.fork()
     if tracer == 0:

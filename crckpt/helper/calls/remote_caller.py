@@ -70,7 +70,7 @@ def main(number: str) -> None:
 
 
 def _take(order: TakeOrder, control: Channel) -> NoReturn:
-    # A thread may be in the middle of our call, for about a millisecond. If its tracer dies then, the thread runs on
+    # A thread may be in the middle of our call, for about a millisecond. If its tracer dies then, the thread continues
     # with our registers, and the program ends. So be spared by signals, and when memory runs out; nothing helps against
     # SIGKILL. Only here: processes that other orders start as the program's user would inherit both.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

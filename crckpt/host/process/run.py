@@ -124,11 +124,11 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
 def run_shell(command: str, more: Mapping[str, str], *, timeout: float, can_interrupt: bool = True) -> Finished:
     """Run a command line of the user in a shell: in our directory, in our environment with `more`, without stdin.
 
-    The end of a long output comes back. What it leaves in the background may run on. Raises HostCannot as `run` does;
-    all of its process group is killed then, also if we are interrupted and it is one that we `can_interrupt`.
+    The end of a long output comes back. What it leaves in the background may keep running. Raises HostCannot as `run`
+    does; all of its process group is killed then, also if we are interrupted and it is one that we `can_interrupt`.
     """
     words = ("/bin/sh", "-c", command)
-    # Not a pipe: what runs on in the background may keep that open.
+    # Not a pipe: what keeps running in the background may keep that open.
     with tempfile.TemporaryFile() as output, interrupts_deferred():
         with _errors_named(words[0]):
             process = subprocess.Popen(

@@ -222,7 +222,7 @@ def _restored(pid: int, tid: int, *, runs_program: bool) -> Iterator[ThreadRegis
         yield found
     finally:
         # The kernel restarts an interrupted call only from a trap, not from a stop at a system call: so it is stopped
-        # once more, and runs no instruction until then. Without a limit: it must not run on with our
+        # once more, and runs no instruction until then. Without a limit: it must not continue with our
         # registers, however long it takes until it gets CPU time.
         ptrace_requests.interrupt(tid)
         ptrace_requests.call("cont", tid)

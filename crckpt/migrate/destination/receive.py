@@ -348,7 +348,7 @@ class Destination:
             raise
 
     def _give_up(self, why: str) -> None:
-        """Abort the move: the tree runs on at the source, and its checkpoint must never be restored here."""
+        """Abort the move: the tree keeps running at the source, and its checkpoint must never be restored here."""
         move = self._move
         if move is None or move.is_over:
             return

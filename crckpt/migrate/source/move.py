@@ -78,8 +78,8 @@ def move_tree(
     """Move the tree of `request`, which has this root.
 
     The gate was passed, with this report, and the last move of the job is settled. Before the commit every failure lets
-    the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree has ended here and does not run there
-    yet.
+    the tree keep running here, and is raised as it is. Raises MoveInDoubt if the tree has ended here and does not run
+    there yet.
     """
     began = time.monotonic()
     addresses = list_source_addresses(request.options.addresses)
@@ -157,7 +157,7 @@ def _failure_recorded(source: SourceMove, root: proc.Process, request: MigrateRe
     except BaseException as error:
         why = str(error) or type(error).__name__
         if isinstance(error, CrckptError):
-            # Without what a dump says of a tree that runs on.
+            # Without what a dump says of a tree that keeps running.
             why = error.what if error.state in _OF_DUMP else error.message
         _record_failure(source, why)
         failed_hook = run_late_hook(request, source.move, "abort")

@@ -262,7 +262,7 @@ class Complete(MoveMessage, frozen=True):
 
 
 class Abort(MoveMessage, frozen=True):
-    """The tree runs on at the source: remove what was received. After Ended this is no longer allowed."""
+    """The tree keeps running at the source: remove what was received. After Ended this is no longer allowed."""
 
     why: Text
 

@@ -143,7 +143,7 @@ def _read_state(tree: proc.Tree) -> tuple[str, str, bool]:
     ended = f" without {pids}, which has ended" if pids else ""
     if holders:
         # Another dump, or a debugger.
-        held = f"the tree{ended} is held by process {holders[0]}, and runs on when that process ends"
+        held = f"the tree{ended} is held by process {holders[0]}, and continues when that process ends"
         return held, "", False
     return f"{TREE_RUNS}{ended}", "", False
 

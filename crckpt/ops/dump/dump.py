@@ -1,4 +1,4 @@
-"""Checkpoint a tree. It runs on, or (`stop`) is ended once its checkpoint is safe."""
+"""Checkpoint a tree. It keeps running, or (`stop`) is ended once its checkpoint is safe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dump(
     `on_resumed` is called once the tree runs again, before its checkpoint is stored. If the request is asynchronous,
     later failures are recorded as lost. `hand_over` moves a tree that the dump ends to another host.
 
-    Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on),
+    Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree keeps running),
     TreeStopped or Interrupted; not Interrupted once the checkpoint is made.
     """
     result: DumpResult | None = None

@@ -25,7 +25,7 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
     """Take a round. The tree's keeper holds it, and removes it when it ends.
 
     Raises UsageError, PreflightRefused, HostCannot (nothing tells what was written, and why), StoreUnusable,
-    StoreLocked, DumpFailed or Interrupted; not Interrupted once the round is taken. The tree always runs on.
+    StoreLocked, DumpFailed or Interrupted; not Interrupted once the round is taken. The tree always keeps running.
     """
     done: PreDumpResult | None = None
     try:

@@ -171,7 +171,7 @@ def _check_rights(images: Path, rights: Mapping[int, Rights], securebits: Mappin
         if (had := rights.get(tid)) is None:
             raise DumpFailed(
                 f"the dump failed: task {tid} was killed while it was frozen, before all was known of it",
-                hint="if other processes of the tree run on, dump these",
+                hint="if other processes of the tree still run, dump these",
             )
         excess = [*excess_rights(saved, had)]
         # With that capability it may have dropped them itself, since it was asked.

@@ -72,7 +72,7 @@ class DumpRequest(Struct, frozen=True):
             raise UsageError("--stop and --async cannot be combined: --stop waits for the checkpoint", hint=hint)
         if self.rehearse and not self.stop:
             raise UsageError(
-                "--rehearse needs --stop: a tree that runs on can be rehearsed later",
+                "--rehearse needs --stop: a tree that keeps running can be rehearsed later",
                 hint="leave --rehearse out, then: crckpt rehearse JOB",
             )
         if self.pre_copy is not None and self.incremental is False:

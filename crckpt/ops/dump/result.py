@@ -33,7 +33,7 @@ class PreCopyResult(Struct, frozen=True):
     """The rounds before a freeze. With a budget of `max_freeze_ms`, `foreseen_ms` is the estimated freeze.
 
     `over_budget`: whether the tree was frozen for longer than that; null if it was not frozen, without a budget, and
-    with --stop, where the tree never runs on.
+    with --stop, where the tree never keeps running.
     """
 
     rounds: tuple[RoundResult, ...]
@@ -63,8 +63,8 @@ class LineageSummary(Struct, frozen=True):
 class DumpResult(Struct, frozen=True):
     """A dump. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, images are being stored.
 
-    `root_ended`: the tree was to run on, and its root has ended since. `unreaped` are PIDs of the ended tree that its
-    parent still keeps: a restore must wait for them. `lineage` is None unless the dump was to be incremental;
+    `root_ended`: the tree was to keep running, and its root has ended since. `unreaped` are PIDs of the ended tree that
+    its parent still keeps: a restore must wait for them. `lineage` is None unless the dump was to be incremental;
     `rehearsal` unless the tree was rehearsed before it was ended. `frozen_ms` is how long the tree was frozen, with
     `stop` until it ended.
     """

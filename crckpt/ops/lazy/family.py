@@ -1,4 +1,4 @@
-"""The processes whose memory is filled, and what they have forked meanwhile: they must not run on with pages of zeros.
+"""The processes whose memory is filled, and what they have forked meanwhile: they must not see pages of zeros.
 
 If the last descriptor of a userfaultfd is closed, the kernel supplies zeros for all pages that are still missing. So
 two processes hold these descriptors, in one table: the one that fills, and its parent, which does nothing but wait. If

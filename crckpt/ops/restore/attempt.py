@@ -81,7 +81,7 @@ class RestoreAttempt(Struct, frozen=True):
 
     `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU. `before_run` is None if the
     restore is none of a move. `unpacked` is memory that need not be read. With `filler` the tree runs before its memory
-    is filled. `running`: what was found if the job's tree runs already.
+    is filled. `running`: what was found if the job's tree is already running.
     """
 
     request: RestoreRequest

@@ -85,7 +85,7 @@ def wait_for_program(restored: RestoreResult) -> ProgramEnd:
         # A program that was killed could not undo its own settings, and CRIU has made those of the old terminal.
         job.terminal.set_modes()
     for copier in restored.copiers:
-        # For its last words. Other processes of the tree may run on, and write.
+        # For its last words. Other processes of the tree may keep running, and write.
         with HeldProcess(copier) as child:
             child.ends_within(_COPIED_WITHIN_S)
     if os.WIFSIGNALED(status):

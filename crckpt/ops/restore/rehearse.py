@@ -136,7 +136,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
 def rehearse_held(target: str, context: Context, repository: Repository, checkpoint: Checkpoint) -> RehearsalResult:
     """Rehearse the tree that a dump of `target` holds frozen: its packs are stored, its manifest is not.
 
-    Raises DumpFailed if the tree does not start in isolation or does not run on there, Interrupted.
+    Raises DumpFailed if the tree does not start in isolation or does not keep running there, Interrupted.
     """
     # No checkpoint is made that could be named.
     request = RehearsalRequest(checkpoint.id, _SECONDS_HELD, is_stored=False)
@@ -150,7 +150,7 @@ def rehearse_held(target: str, context: Context, repository: Repository, checkpo
         closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"
         raise DumpFailed(
             f"{_FAILED}{result.failures[0]}{closed}",
-            hint=f"look closer at a checkpoint of the tree that runs on: crckpt dump "
+            hint=f"look closer at a checkpoint of the tree that keeps running: crckpt dump "
             f"{shlex.quote(target)} {checkpoint.job} && crckpt rehearse {checkpoint.job}",
             causes=result.failures,
             causes_said=1,

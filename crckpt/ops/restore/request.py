@@ -18,7 +18,7 @@ class RestoreRequest(Struct, frozen=True):
     - `terminal`: our descriptor of the terminal that crckpt runs on, if any
     - `tty`: what the tree gets instead of its terminal; `tty_file` is the path for `file`
     - `despite_move`: the program was moved to another host, and no longer runs there
-    - `still_runs`: of a dry run: the tree runs on, and goes on writing its files
+    - `still_runs`: of a dry run: the tree keeps running, and goes on writing its files
     - `shares_kernel`: the tree still is on another host with this kernel, maybe in the same directories
     - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
     """

@@ -337,7 +337,7 @@ def _explain_failure(ran: CriuResult, criu: LaunchedCriu, tree: ImageTree, attem
 
 
 def _note_restored(attempt: RestoreAttempt) -> None:
-    """Note in the store, and in the network, that the tree runs here. Failures do not matter: it runs already."""
+    """Note in the store, and in the network, that the tree runs here. Failures do not matter: it is already running."""
     checkpoint = attempt.checkpoint
     # CRIU has made new network namespaces for the tree, and left its lock in the named ones. `crckpt rm` tries again.
     if checkpoint.stopped and checkpoint.run_id and checkpoint.options.network_lock == "nftables":

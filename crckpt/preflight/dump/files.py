@@ -93,8 +93,8 @@ def judge_maps(observed: Observed) -> Iterator[Finding]:
 
 
 def _find_losses(observed: Observed, *, stop: bool) -> Iterator[Finding]:
-    # CRIU links such a file to a new name. If the tree runs on, it removes that name after the dump (criu/cr-dump.c,
-    # delete_link_remaps), and a restore finds only other names in the same directory.
+    # CRIU links such a file to a new name. If the tree keeps running, it removes that name after the dump
+    # (criu/cr-dump.c, delete_link_remaps), and a restore finds only other names in the same directory.
     for path in observed.unlinked if not stop else ():
         yield cause("link-remap").finding(path=path)
     if observed.volatile_files:

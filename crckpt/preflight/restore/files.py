@@ -197,7 +197,7 @@ def check_file(
     size, appended = file.size, planned.append_sizes.get(path)
     # Each append moves the position to the file's end. Of several descriptors, the last to write stands there.
     size = size if appended is None or size is not None else max(appended, facts.ends.get(path, 0))
-    # What a tree that runs on writes is no reason.
+    # What a tree that keeps running writes is no reason.
     is_longer = size is not None and planned.still_runs and file.is_writable and size < now.size
     is_resized = size not in (None, now.size) and not is_longer
     # Compare the build before the size: a longer build of a library must not be cut back.

@@ -51,7 +51,7 @@ class PlannedRestore(Struct, frozen=True):
     - `terminal_owner`: the user who owns the terminal that the tree gets; None if the owner does not matter
     - `tty`: what the tree gets in the place of its terminal
     - `is_rehearsal`: what it writes to files is lost with it
-    - `still_runs`: the tree runs on, and goes on writing its files: this only checks
+    - `still_runs`: the tree keeps running, and goes on writing its files: this only checks
     - `shares_kernel`: it still is on another host with this kernel, maybe in the same directories
     - `unsound_vdsos`: the PIDs of processes whose vDSO CRIU must not read
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
@@ -166,7 +166,7 @@ def kernel_needs(
         Need("security-module", module): has_profile,
         # CRIU sets the host name there (criu/uts_ns.c); others it sets where they can be written.
         Need("sysctl-read-only", "kernel/hostname"): tree.is_apart("uts") and not mounts_proc,
-        # Without this one a tree runs on, and notices.
+        # Without this one a tree keeps running, and notices.
         Need("clocks-jump"): _CLOCKS_IMAGE in names,
     }
     return tuple(need for need, is_needed in needs.items() if is_needed)

@@ -6,7 +6,7 @@
 /*
  * CRIU comes to its first scan and reset with all of the tree frozen, in a pre-dump, too, where it runs no script. crckpt
  * looks then for what writes the tree's memory unseen. This is CRIU's end of a hold (criu/hold.h), as its action script
- * is elsewhere. After ECANCELED CRIU fails and lets the tree run on; after EINVAL it would assume a kernel without
+ * is elsewhere. After ECANCELED CRIU fails and lets the tree continue; after EINVAL it would assume a kernel without
  * soft-dirty bits, and abort.
  */
 int pass_gate(void)

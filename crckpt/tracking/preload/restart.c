@@ -13,7 +13,7 @@
  *   PTRACE_SEIZE       finds the call that restart_syscall(2) continues after an earlier interruption;
  *   PTRACE_GETREGSET   returns, the first time for a thread, ERESTARTNOHAND for a call that can be made again, or EINTR
  *                      if a handler is about to run that interrupts it: this is what CRIU saves;
- *   PTRACE_SETREGSET   restores what the kernel had, with ERESTARTNOHAND for the last two: when the tree runs on, the
+ *   PTRACE_SETREGSET   restores what the kernel had, with ERESTARTNOHAND for the last two: when the tree runs again, the
  *                      kernel decides, with all signals that came in the freeze;
  *   PTRACE_DETACH      does the same for threads whose registers CRIU did not set, as in a pre-dump.
  *
@@ -161,7 +161,7 @@ static int is_handler_due(int tid)
     return (pending & ~blocked & signals(status, "\nSigCgt:\t")) != 0;
 }
 
-/* How the call must end when the tree runs on; unchanged if the kernel's result is right. */
+/* How the call must end when the tree runs again; unchanged if the kernel's result is right. */
 static long end_of(int tid, const struct call *call)
 {
     long restarts = call->is_compat ? RESTART_SYSCALL_32 : RESTART_SYSCALL;

@@ -1,8 +1,8 @@
 /*
  * What a terminal holds unread. CRIU reads it at a dump, and writes it to the other side again: at the end of the dump if
- * the tree runs on, and at a restore (criu/tty.c). The kernel would change it a second time, as it changes what a program
- * writes or a user types: a line end gets one more return, what is typed is echoed again, ^C is a signal. So write it
- * with these settings switched off.
+ * the tree keeps running, and at a restore (criu/tty.c). The kernel would change it a second time, as it changes what a
+ * program writes or a user types: a line end gets one more return, what is typed is echoed again, ^C is a signal. So
+ * write it with these settings switched off.
  */
 #include "library.h"
 

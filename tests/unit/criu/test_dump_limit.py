@@ -49,7 +49,7 @@ def test_hung_criu_is_killed_with_its_descendants(criu: subprocess.Popen[bytes],
     assert (limit.is_killed, limit.is_lost, limit.waited_for) == (True, False, ())
     assert criu.wait(60) == -signal.SIGKILL
     assert proc.wait_until_gone([child], 20) == ()
-    assert proc.read_process(root) is not None, "the tree runs on"
+    assert proc.read_process(root) is not None, "the tree keeps running"
 
 
 def test_criu_with_a_growing_log_is_left_alone(criu: subprocess.Popen[bytes], root: int, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_criu_that_works_much_longer_than_its_dump_should_take_is_killed(
         assert 5 <= number <= 7
         assert limit.is_late
         assert criu.wait(60) == -signal.SIGKILL
-    assert proc.read_process(root) is not None, "the tree runs on"
+    assert proc.read_process(root) is not None, "the tree keeps running"
 
 
 def _work_a_moment(pid: int) -> None:

@@ -17,7 +17,7 @@ print(1)
 # crckpt dump 7 \\
 >   job
 0123456789ab  job: frozen 10 ms, 1.0 MiB
-the tree runs on
+the tree keeps running
 $ true
 ```
 <!-- not run: it would stop the host -->
@@ -31,7 +31,7 @@ def test_page_of_the_documentation_is_split_into_steps() -> None:
     assert list(read_steps(PAGE)) == [
         Step("print(1)\n", path=Path("/srv/a.py")),
         Step("sleep 0"),
-        Step("crckpt dump 7 \\\n  job", "0123456789ab  job: frozen 10 ms, 1.0 MiB\nthe tree runs on\n"),
+        Step("crckpt dump 7 \\\n  job", "0123456789ab  job: frozen 10 ms, 1.0 MiB\nthe tree keeps running\n"),
         Step("true", ""),
     ]
 
@@ -67,5 +67,5 @@ def test_output_of_a_run_is_written_into_the_page() -> None:
     steps = list(read_steps(PAGE))
     results = [StepResult(step, step.command.replace("7", "9"), 0, "new\n") for step in steps]
     assert refresh(PAGE, results) == PAGE.replace(
-        "0123456789ab  job: frozen 10 ms, 1.0 MiB\nthe tree runs on", "new"
+        "0123456789ab  job: frozen 10 ms, 1.0 MiB\nthe tree keeps running", "new"
     ).replace("dump 7", "dump 9").replace("$ true\n", "$ true\nnew\n")

@@ -47,7 +47,7 @@ def test_errors_other_than_a_full_disk_keep_their_type() -> None:
 
 @pytest.mark.parametrize("error", [Interrupted("interrupted by SIGINT"), OSError(errno.EIO, "Input/output error")])
 def test_early_error_reports_that_the_tree_runs_on(error: Exception) -> None:
-    raised = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree runs on")
+    raised = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree keeps running")
     with raised, nothing_begun_reported(Context(Path("/srv/store"))):
         raise error
 
@@ -63,12 +63,12 @@ def test_full_disk_outside_the_store_names_the_path_and_the_hint() -> None:
 
 def failed(log: str = "", status: int = 1, **more: Any) -> DumpFailed:
     result = CriuResult((), status, log, 0.0, 1.0, **more)
-    return criu_failure(result, DumpFailed, "the dump", lambda _: None, "the tree runs on", [finding("bpf-map")])
+    return criu_failure(result, DumpFailed, "the dump", lambda _: None, "the tree keeps running", [finding("bpf-map")])
 
 
 def test_silent_criu_is_described_by_its_exit() -> None:
     assert failed(status=7).message == (
-        "the dump failed: CRIU ended with status 7 and printed no error; the tree runs on"
+        "the dump failed: CRIU ended with status 7 and printed no error; the tree keeps running"
     )
     assert "CRIU ended with signal 9" in failed(status=-9).message
     assert "CRIU made no progress for 30 s, and crckpt ended it" in failed(status=-9, hung=True).message
@@ -82,7 +82,7 @@ def test_error_of_a_failed_dump_has_the_cause_from_the_log() -> None:
     line = "(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"
     error = failed(f"{line}\n")
     assert error.message.startswith("the dump failed: a socket uses IP protocol 6")
-    assert error.message.endswith("; the tree runs on")
+    assert error.message.endswith("; the tree keeps running")
     assert error.causes == (line,)
     unknown = failed("(00.1) Error (criu/x.c:1): something that nobody knows\n")
     assert "something that nobody knows" in unknown.message

@@ -32,8 +32,8 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
         (DumpFailed("no", state=NOT_MADE), "no; app keeps running here"),
         (Interrupted("interrupted by SIGINT", state=UNCHANGED), _INTERRUPTED),
         (
-            DumpFailed("no", state="the tree runs on without 9, which has ended"),
-            "no; the tree runs on without 9, which has ended",
+            DumpFailed("no", state="the tree keeps running without 9, which has ended"),
+            "no; the tree keeps running without 9, which has ended",
         ),
         (PreflightRefused("over", state="the program keeps running here"), "over; the program keeps running here"),
         (TreeStopped("the tree is gone"), "the tree is gone"),

@@ -32,7 +32,7 @@ def test_error_after_a_lost_disk_still_says_that_the_tree_runs_on(tree: proc.Tre
     repository = Repository.open(tmp_path / "store", create=True)
     (tmp_path / "store/checkpoints").rmdir()
     with (
-        pytest.raises(DumpFailed, match=r"crckpt cannot read whether a checkpoint was made; the tree runs on$"),
+        pytest.raises(DumpFailed, match=r"crckpt cannot read whether a checkpoint was made; the tree keeps running$"),
         tree_state_reported(tree, tmp_path, repository, Context(tmp_path)),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -52,7 +52,7 @@ def test_error_says_that_the_tree_ended_during_the_dump(tree: proc.Tree, tmp_pat
 def test_base_mismatch_reports_the_state(tree: proc.Tree, tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "store", create=True)
     with (
-        pytest.raises(BaseMismatch, match=r"^the dump failed; no checkpoint was made; the tree runs on$"),
+        pytest.raises(BaseMismatch, match=r"^the dump failed; no checkpoint was made; the tree keeps running$"),
         tree_state_reported(tree, tmp_path / "none", repository, Context(tmp_path)),
     ):
         raise BaseMismatch("the dump failed")
