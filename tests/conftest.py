@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Where the kernel gives 32768 of them, those that run beside it take all of these in a minute or two.
     """
-    # What we ignore, those that we start would ignore: as where a shell has put us into the background, or after nohup.
+    # Child processes inherit ignored signals, for example from nohup or from a shell that started us in the background.
     usual_handlers = (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGQUIT, signal.SIG_DFL),

@@ -129,7 +129,7 @@ def test_rotated_log_is_left_alone(crckpt: Crckpt, kind: str, rotate: Callable[[
         tree.wait_growth(before)
         assert log.read_bytes().startswith(content)
         first = log.read_bytes()[len(content) :].decode().splitlines()[0]
-        # The line of a tick that was not over yet may have been written before the dump.
+        # The program may have written a line just before the dump, and counted it only after that.
         assert first in {f"line {before[''] + more}" for more in (1, 2)}
 
 
@@ -193,7 +193,7 @@ def test_five_logs_of_one_tree_are_reported_and_cut_back(crckpt: Crckpt) -> None
         for name, kind in FAMILY.items():
             lines = output.splitlines()
             (at,) = (at for at, line in enumerate(lines) if f"  - {tree.workdir / name}.log grew" in line)
-            # The remedy stands behind it, or below all that have the same.
+            # The remedy is on the same line, or below all lines that have the same remedy.
             remedy = next(line for line in lines[at:] if "--grown rewind" in line)
             assert ("--grown keep appends" in remedy) == (kind == "append")
         kept = _refused(crckpt, "--grown", "keep")
@@ -222,7 +222,7 @@ def test_redis_agrees_with_its_append_only_file(crckpt: Crckpt) -> None:
         assert _counter(tree.workdir) == counted
         _ask(tree.workdir, "INCR", "counter")
         with _reader(tree) as other:
-            # It has counted on by 100 to show that it is ready.
+            # The second redis counts on by 100 to show that it is ready.
             assert _counter(other.workdir) == counted + 1 + 100
 
 

@@ -307,7 +307,7 @@ def test_dump_and_restore_need_root_and_list_does_not(crckpt: Crckpt) -> None:
 
 def test_dump_without_a_working_criu_is_refused_with_all_reasons(crckpt: Crckpt) -> None:
     """The error lists each CRIU with the reason why it does not work. The tree is not touched."""
-    # What is remembered or lies in the private prefix is hidden from this one command.
+    # The cache and the private prefix of crckpt are hidden from this command.
     hide = 'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"'
     hidden = ("unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "sh")
     environment = crckpt.environment | {"CRCKPT_CRIU": "/nonexistent/criu"}

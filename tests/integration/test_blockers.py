@@ -88,7 +88,7 @@ def test_blocker_is_reported_before_the_dump_and_explained_if_criu_fails_on_it(
     environment = {"CRCKPT_CRIU": str(impatient(tmp_path / "criu"))} if key == "freeze-timeout" else {}
     with held(kind) as tree:
         before = tree.counters()
-        # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
+        # The command doctor would also make three dumps to estimate the cost.
         (blocker,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
         assert blocker.key == key
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--json")

@@ -123,7 +123,7 @@ def test_tab_key_completes_a_word_that_has_a_single_match(typist: Typist) -> Non
         ("crckpt dump pidfile:some-d", "crckpt dump pidfile:some-directory"),
         ("crckpt export job some-", "crckpt export job some-directory"),
     ):
-        # zsh takes its slash away when another word begins.
+        # zsh adds a slash to a directory, and removes it when the next word begins.
         assert typist.completed(typed).removesuffix("/") == line
 
 

@@ -30,7 +30,7 @@ def test_doctor_finds_no_blocker_in_a_tree_that_can_be_checkpointed(crckpt: Crck
 def test_doctor_warns_of_nothing_in_trees_that_can_be_checkpointed(crckpt: Crckpt, case: Case) -> None:
     """The only exception is the choice that the user must make about TCP connections."""
     with started(case) as tree:
-        # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
+        # The command doctor would also make three dumps to estimate the cost.
         found = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
         assert {blocker.key for blocker in found.plan.blockers} == ({"tcp"} if case.tcp else set())
 

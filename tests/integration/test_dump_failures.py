@@ -112,7 +112,7 @@ def test_interrupted_dump_reports_that_the_tree_runs_on(
             assert re.search(rf"{begun}[;,] the tree keeps running\n$", output)
             assert output.count("\n") == 1
             assert_runs_on(tree, frozenset())
-        # A pack that was finished before its manifest is no one's: only what is cached of it may be left over.
+        # The only leftovers are what was cached of a pack that was finished before its manifest.
         left = crckpt.run("gc", "--json").document["result"]["leftovers"]
         assert all(path.startswith("cache/") for path in left), left
 
@@ -126,7 +126,7 @@ def test_interrupted_dump_ends_a_criu_that_is_blocked(crckpt: Crckpt) -> None:
         criu = [found.pid for found in psutil.Process(dump.pid).children(recursive=True)]
         # What waits for a debugger is deaf to SIGCONT, too: PTRACE_SEIZE, PTRACE_INTERRUPT.
         assert [trace(request, pid, 0, 0) for pid in criu for request in (0x4206, 0x4207)] == [0, 0] * len(criu)
-        # A debugger is the first to be told of an end, and the parent only then.
+        # The kernel reports the end of a process first to its debugger, and then to its parent.
         debuggers = [threading.Thread(target=_wait_for_end, args=(pid,)) for pid in criu]
         for debugger in debuggers:
             debugger.start()
@@ -143,7 +143,7 @@ def test_interrupted_dump_ends_a_criu_that_is_blocked(crckpt: Crckpt) -> None:
         assert error.startswith("crckpt: interrupted by SIGINT; ")
         assert criu
         wait_ended(criu)
-        if dump.returncode == 22:  # it was just then inside a call that CRIU made it do
+        if dump.returncode == 22:  # the process was executing a call for CRIU
             assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in error
             return
         assert dump.returncode == 130
@@ -179,7 +179,7 @@ def test_killed_criu_is_reported(crckpt: Crckpt, name: str) -> None:
     A process may die that was executing a call for CRIU at that moment. The message names this process.
     """
     with started(FAMILY) as tree:
-        # The first CRIU on a host tries out the kernel, with children that outlive it.
+        # The first CRIU on a host tests the kernel with child processes that outlive it.
         crckpt.run("dump", str(tree.pid), "other")
         pids = tree.pids()
         status, output = _with_criu_killed_at(name, crckpt, tree)
@@ -342,8 +342,8 @@ def _interrupted_at(
 
 
 def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> None:
-    """The moment may be over before we look: then once more."""
-    # The manifest is there for too short a time: crckpt stops before it gives it its name.
+    """Kill crckpt at this moment of a dump. If the moment is over too soon, try it with another dump."""
+    # The manifest is complete only for a short time, so crckpt stops before it renames the manifest.
     stops = {"CRCKPT_STOP_AT": "manifest-directory.rename"} if name == "manifest" else {}
     for _ in range(5):
         dump = _dump(crckpt, tree, mode, **stops)
@@ -389,7 +389,7 @@ def _dump_at(name: str, crckpt: Crckpt, tree: Tree, **environment: str) -> subpr
 def _orphan_criu_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
     """A CRIU that writes images and has lost its crckpt. It may be faster than we are: then once more."""
     for _ in range(5):
-        # crckpt stops by itself when CRIU has ended: it makes no checkpoint, even if we come too late.
+        # crckpt stops after CRIU has ended, so it makes no checkpoint even if the test sends its signal too late.
         dump = _dump_at("images", crckpt, tree, CRCKPT_STOP_AT="pending.create")
         if orphans := orphans_of(dump):
             return orphans

@@ -81,7 +81,7 @@ def test_epoll_that_cannot_be_restored_is_refused_before_the_freeze(crckpt: Crck
             ):
                 assert message.format(answer=answer) in output
             assert program.ask("answer = 1") == 1
-            if hold != _OTHER_FILE_IN_CHILD:  # which comes back, and then watches the other file
+            if hold != _OTHER_FILE_IN_CHILD:  # a restored epoll of this kind watches the other file
                 crckpt.run(*words, "--stop", "--rehearse", "--no-preflight", status=21)
                 assert program.ask("answer = 2") == 2
         finally:
@@ -106,9 +106,9 @@ def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -
     with watched_output(crckpt) as program:
         crckpt.run("restore", JOB, "--detach")
         assert program.ask("answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
-        # More than any pipe holds: somebody reads it.
+        # A pipe holds less than this, so another process reads it.
         assert program.ask("answer = sum(os.write(end, bytes(4096)) for _ in range(1000))") == 4096 * 1000
-        # It can be saved and brought back again.
+        # The restored program can be dumped and restored again.
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         os.waitpid(program.pid, 0)
         crckpt.run("restore", JOB, "--detach")

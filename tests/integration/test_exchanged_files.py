@@ -28,7 +28,7 @@ LOG: Final = "growing.log"
 @pytest.fixture
 def secret() -> Iterator[Path]:
     """A file of root's in a directory that everybody may go to, as /etc is, with all that CRIU checks of the log."""
-    # The tests' own directory is private, which alone would keep others out.
+    # The temporary directory of pytest is private, so the program could not open a file in it anyway.
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         file = Path(place) / "shadow"
@@ -61,7 +61,7 @@ def test_directory_that_the_program_may_not_enter_is_not_opened_for_it(crckpt: C
         (tree.workdir / "inner").symlink_to(secret.parent / "open")
         assert "inner" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
         assert not Path(f"/proc/{tree.pid}").exists()
-        # CRIU opens it as root: that is seen once the tree is built.
+        # CRIU opens the directory as root. crckpt notices this when CRIU has built the tree.
         crckpt.run("restore", JOB, "--detach", "--no-preflight", status=FAILED)
         assert "inner" in crckpt.run("rehearse", JOB, status=REFUSED).err
 
@@ -155,7 +155,7 @@ def test_file_of_another_user_in_a_shared_directory_is_not_opened_for_the_progra
         assert "that user may have put it there" in error
         assert not Path(f"/proc/{pid}").exists()
         assert "may have put it there" in crckpt.run("rehearse", JOB, status=25).err
-        # The same user's new file is taken: they could change the old one as well.
+        # A new file of the same user is accepted, because this user could also change the old one.
         file.unlink()
         _make(file, owner)
         crckpt.run("restore", JOB, "--detach", "--grown", "keep")
@@ -171,7 +171,7 @@ def test_new_file_with_the_inode_of_a_removed_one_is_not_opened_for_the_program(
     opened = ("sh", "-c", f'exec "$@" 7<>{file}', "sh", *AS_NOBODY)
     with _using(crckpt, "", file, *opened) as pid:
         if before:
-            # To the restore this is the same, on any file system: only the owner is another.
+            # For the restore, a new owner is the same as a new file with the old inode, on any file system.
             os.chown(file, 0, 0)
         else:
             _replace_in_its_inode(file)
@@ -236,7 +236,7 @@ def _using(crckpt: Crckpt, use: str, file: Path, *runner: str) -> Iterator[int]:
         with suppress(ProcessLookupError):
             os.kill(program.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
-            # A restored one has its PID, and is ours by adoption.
+            # A restored program has the same PID, and this process has adopted it.
             os.waitpid(program.pid, 0)
 
 

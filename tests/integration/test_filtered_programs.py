@@ -30,7 +30,7 @@ def overwriting(how: str, directory: Path) -> Iterator[tuple[str, Path]]:
     work = directory / "work"
     work.mkdir(0o777)
     work.chmod(0o777)
-    # It could not make the directory by its whole path: others may not enter those above.
+    # The program uses a relative path, because other users may not enter the directories above.
     with running(program, how, "made", cwd=work) as process:
         yield str(process.pid), work / "made"
 

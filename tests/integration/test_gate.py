@@ -160,7 +160,7 @@ def test_stop_key_during_a_dump_stops_crckpt_only_after_the_tree_runs(
     ran(crckpt, "dump", target, criu)
     typed.touch()
     command, *words = OPERATIONS[operation]
-    # In a process group of its own in our session, as a shell's jobs are: elsewhere nothing stops by ^Z.
+    # The process has its own process group in our session, like a job of a shell: ^Z stops nothing else.
     process = subprocess.Popen(
         [str(PROGRAM), command, str(target.pid), "job", "--criu", str(criu), *words],
         stdin=subprocess.DEVNULL,

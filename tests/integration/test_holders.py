@@ -168,7 +168,7 @@ def test_user_can_open_its_restored_pipe_again_through_proc(crckpt: Crckpt) -> N
         tree.wait_growth(before)
 
 
-# A user's program makes sockets, which a child keeps, and executes one of root's (su).
+# A program of a user makes sockets, which its child keeps, and then executes a program of root, like su.
 PROGRAM_THAT_SHARES_SOCKETS_WITH_ROOT: Final = """
 import os, socket, sys
 python = sys.argv.pop()

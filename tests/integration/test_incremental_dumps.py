@@ -212,7 +212,7 @@ def test_killed_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target)
     target.write()
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     target.write()
-    # Nobody asks for it this time: the tree was tracked, and is again.
+    # The dump is incremental without the option, because the tree was tracked before.
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
     assert result["tracked"]["why_full"] == KILLED
     assert_complete(crckpt, result["checkpoint"]["id"], target)

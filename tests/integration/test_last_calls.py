@@ -71,7 +71,7 @@ threading.Thread(target=confined, daemon=True).start()
 ready.wait()
 Program(Path(sys.argv[1])).run(lambda: None)
 """
-# What the user gets as soon as they get anything: descriptors, and code that is of no file.
+# Prints the descriptors, and the code outside of files, that a user sees in the process as soon as they can look.
 WATCHING_PROGRAM: Final = """
 import json, os, sys, time
 pid, end, found = sys.argv[1], time.monotonic() + 60, None
@@ -112,7 +112,7 @@ print(json.dumps(found))
 
 def areas(pid: int) -> list[tuple[int, int, int]]:
     """The area of each thread, as the kernel has it: address, size and signature."""
-    # In a process of its own: here, whoever reaps the tree would take the stop that is waited for.
+    # A separate process waits for the stop, because this process also reaps the tree and could miss the stop.
     words = (sys.executable, "-c", RSEQ_READER, str(pid))
     found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=READY_S)
     return [tuple(each) for each in json.loads(found.stdout)]

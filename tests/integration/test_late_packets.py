@@ -18,7 +18,7 @@ from crckpt.host.network.late_packets import capturing, deliver
 PORT = 7070
 MOST_PACKETS = 256
 DROPPING_RULES = "table inet silence {{ chain {hook} {{ type filter hook {hook} priority 0; tcp dport 7070 drop; }}; }}"
-# Segments with data from ever other ports, as fast as it can: whoever sends them needs no connection.
+# Sends segments with data from many ports as fast as possible. The sender needs no connection for that.
 FLOODING_PROGRAM = """
 import itertools, socket, struct
 link = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
@@ -59,7 +59,7 @@ def test_packet_that_arrives_during_a_freeze_is_captured_and_delivered_later(hos
         with capturing((address,)) as capture:
             client.sendall(b"late")
             wait_for(lambda: bool(capture.take()), WITHIN_S, "the packet")
-            # The client will not be able to send it again.
+            # From now on the client cannot send the packet again.
             with hosts.client.entered():
                 hosts.client.run("nft", DROPPING_RULES.format(hook="output"))
             packets = capture.take()

@@ -84,9 +84,9 @@ def restored_lazily(
         result = subprocess.run(restoring, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         found = json.loads(result.stdout)
-        # Others are threads.
+        # Other ids are those of threads.
         helpers = [each for tid in found["helper"] if (each := proc.read_process(tid)) is not None]
-        # There is none if nothing was left to it.
+        # Without missing pages there is no helper.
         pids = [(each.pid, each.ppid) for each in helpers if each.ppid in found["helper"]]
         yield LazyTree(directory, found["root"], *(pids or [(0, 0)])[0])
     finally:
@@ -104,7 +104,7 @@ def test_program_may_change_its_mappings_while_its_memory_is_filled(crckpt: Crck
         tree.go_on()
         wait_for(lambda: not runs(tree.guard), 60, "all memory")
         assert not is_incomplete(tree.pid)
-        # What kept the userfaultfd open is gone.
+        # The aio ring that kept the userfaultfd open is gone.
         assert "[aio]" not in Path(f"/proc/{tree.pid}/maps").read_text()
         assert tree.check() == "intact"
 
@@ -156,7 +156,7 @@ def test_tree_is_ended_if_the_helper_that_fills_its_memory_is_killed(crckpt: Crc
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.helper, signal.SIGKILL)
         wait_for(lambda: not runs(tree.guard), 60, "the guard")
-        # The tree is adopted: it can be waited for.
+        # This process has adopted the tree, so it can wait for it.
         assert os.waitpid(tree.pid, 0)[1] == signal.SIGKILL
         # Its checkpoint is still there.
         crckpt.run("restore", JOB, "--detach")

@@ -82,14 +82,15 @@ def _process(process: Any) -> tuple[object, ...]:
 def _files(tree: ImageTree) -> Iterator[tuple[str, tuple[object, ...]]]:
     for file in find_needed_files(tree):
         path = find_needed_path(file)
-        # The tree's own files grow. CRIU makes other names for removed files.
+        # Only sizes of files below /usr are compared, because the tree's own files grow. CRIU makes other names for
+        # removed files.
         if not Path(path).name.startswith("link_remap."):
             yield path, (file.mode, file.size if path.startswith("/usr/") else 0, file.build_id, file.is_append_only)
 
 
 def _sockets(tree: ImageTree) -> Iterator[tuple[object, ...]]:
     for each in tree.inet_sockets:
-        # A raw socket and one for pings bind nothing that another program could have.
+        # Raw sockets and ping sockets use no port that another program could have.
         is_bound = each.is_listening or each.is_connected or each.source.port
         if is_bound and each.protocol in ("tcp", "udp"):
             yield (each.inode, each.family, each.type, each.protocol, each.state, str(each.source), each.interface)

@@ -24,6 +24,6 @@ def test_file_of_root_is_not_changed_instead_of_the_memory_that_criu_shares(
     file.chmod(0o644 if how == "map" else 0o600)
     with running(compile_program("misleading.c", tmp_path, "-O1"), how, str(file)) as process:
         for _ in range(3):
-            # The dump may fail, if the other process is in time.
+            # The dump fails if the other process acts in time.
             crckpt.start("dump", str(process.pid), JOB).communicate(timeout=60)
             assert file.read_bytes() == content

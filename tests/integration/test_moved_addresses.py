@@ -31,7 +31,7 @@ IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
 IPV4_AND_IPV6 = (IPV4, IPV6)
 PORT = 7070
 
-# As CRIU's, but for all connections from that port.
+# A network lock like that of CRIU, for all connections from the port.
 LOCK = f"""
 add table inet {{table}}
 add chain inet {{table}} output {{{{ type filter hook output priority 0; }}}}
@@ -120,7 +120,7 @@ def test_moved_address_is_invisible_until_it_is_released(hosts: Lan, address: Ho
                 scene.assert_unnoticed()
                 scene.ask_again()
                 scene.assert_unnoticed()
-                # The tree has ended there: CRIU's lock, which this stands for, keeps its connections quiet.
+                # The tree has ended at the source. Like CRIU's lock, this table drops the packets of its connections.
                 with hosts.source.entered():
                     hosts.source.run("nft", LOCK.format(table=f"CRIU-{move_id}"))
                     assert check_source(IPV4_AND_IPV6) == ()
@@ -135,7 +135,7 @@ def test_moved_address_is_invisible_until_it_is_released(hosts: Lan, address: Ho
                 mac = hosts.destination.mac
                 wait_for(lambda: len(scene.capture.claims(address.ip, mac)) >= count, WITHIN_S, "announcements")
                 assert hosts.client.neighbour(address.ip) == mac
-                # The connection is not restored here: its packets come now, and are answered so.
+                # The connection is not restored here, so the kernel answers the client's packets with a reset.
                 wait_for(lambda: bool(scene.talker.error), WITHIN_S, "the client's packets to come here")
                 with closing(Talker(hosts.client, address.ip, PORT)) as talker:
                     talker.wait_for_answers()

@@ -37,7 +37,7 @@ def _served(place: Path, name: str, kind: int = socket.SOCK_STREAM) -> Iterator[
             server.listen()
         server.settimeout(0)
         yield
-        # Nobody has come, and it can be reached: a client of another kind is told so.
+        # No client has connected, but the server can be reached: the kernel reports a client of another kind.
         with pytest.raises(BlockingIOError):
             server.accept() if kind == socket.SOCK_STREAM else server.recv(1)
         with socket.socket(socket.AF_UNIX, kind) as client:

@@ -115,7 +115,7 @@ def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdi
         shell.wait_for(lambda shown: shown.startswith("screen of 80x24"), "the screen")
         shell.resize(100, 30)
         shell.wait_for(lambda shown: shown.startswith("screen of 100x30"), "the new size")
-        # No signal, but a key.
+        # The program gets the key itself and no signal.
         shell.press("C-c")
         shell.wait_for(lambda shown: "'\\x03'" in shown, "the key")
         shell.press("C-]")
@@ -126,7 +126,7 @@ def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdi
         shell.wait_for(lambda shown: "'a'" in shown, "the key that brings the alternate screen")
         shell.press("C-]")
         shell.wait_for(lambda shown: "keeps running as PID" in shown and "'a'" not in shown, "the shell's own screen")
-        # In another size, and with another key to detach.
+        # The next client has another size and another key to detach.
         shell.resize(90, 25)
         shell.enter(f"clear; {PROGRAM} attach {JOB} --detach-key ^A; echo ended with $?")
         shell.wait_for(lambda shown: shown.startswith("screen of 90x25"), "the screen, in this size")

@@ -87,7 +87,7 @@ def test_terminal_number_in_use_by_another_program_is_refused(crckpt: Crckpt) ->
         with _low_numbers_taken(int(Path(name).name) + 1):
             refused = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
             assert f"another program uses terminal {name}" in refused
-            # In namespaces of its own it has the number.
+            # A rehearsal has its own namespaces, where the number is free.
             crckpt.run("rehearse", JOB, "--seconds", "0.1")
         crckpt.run("restore", JOB, "--detach")
         assert program.ask("answer = os.ttyname(slave)") == name

@@ -91,7 +91,7 @@ def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop
     """The state at the first look differs from the state that is dumped."""
     with remote() as program:
         program.ask("import os; other, end = os.pipe()")
-        # From then on there is a store: CRIU is started first, and waits while crckpt looks.
+        # With an existing store, crckpt starts CRIU before it examines the tree.
         crckpt.run("dump", str(program.pid), JOB)
         words = ("dump", str(program.pid), JOB, *(("--stop",) if stop else ()))
         dump = crckpt.start(*words, CRCKPT_STOP_AT="hold.commit")

@@ -111,7 +111,7 @@ def test_pre_copy_runs_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
         checksum = target.write()
         result = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--json").document["result"]
         rounds = result["copying"]["rounds"]
-        # The target does nothing meanwhile: one round leaves nothing.
+        # The target writes nothing during the round, so no other round is needed.
         assert [one["number"] for one in rounds] == [1]
         assert rounds[0]["pages"] >= (PAGES if base is None else len(target.written()))
         assert result["tracked"]["rounds"] == len(rounds)
@@ -207,7 +207,7 @@ def test_dump_with_a_freeze_limit_is_refused_if_its_rounds_are_lost(
         os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
         return copied_before
 
-    # No step lies between the rounds and the look at them: this moment cannot be waited for.
+    # The test replaces `pre_copy`, because no step of crckpt is between the rounds and their use.
     monkeypatch.setattr(dumping, "pre_copy", lost_after)
     limits = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
     context = Context(crckpt.store)
@@ -292,7 +292,7 @@ def test_copied_rounds_are_kept_while_a_dump_needs_them(crckpt: Crckpt, target: 
         else:
             other.connect(str(keeper_socket(root)))
             other.sendall(b'{"do": "end"}')
-        # What comes at the same time as the first question may be heard after it.
+        # The tracker may read the request to end only after the first question.
         assert dump.describe().dumping == dump.describe().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")
     wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 60, "the rounds to go with the dump")
@@ -538,7 +538,7 @@ def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: P
             """The milliseconds that the process was ready to run and waited for a CPU."""
             return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e6
 
-        # CRIU counts what it waits for a processor as time that the tree is frozen: here it waits for nobody.
+        # The time for which CRIU waits for a CPU counts as freeze. With a real-time priority it does not wait.
         ahead = dataclasses.replace(crckpt, before=("chrt", "--fifo", "1"))
         tries = []
         for _ in range(5):

@@ -321,7 +321,7 @@ def test_program_stopped_by_tostop_stops_crckpt_until_fg(crckpt: Crckpt, program
     pane.wait_prompt()
     pane.type("stty tostop; bg")
     pane.wait(r"(?s)\$? ?bg.*\n")
-    # The program prints its counter, is stopped, and crckpt with it.
+    # The program prints its counter, so the kernel stops it, and crckpt stops itself.
     wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "the program to be stopped")
     pane.type("fg")
     program.wait_running(pane)
@@ -343,7 +343,7 @@ def test_program_stopped_by_a_background_read_stops_crckpt_until_fg(
     pane.wait_prompt()
     pane.type("bg")
     program.wait_running(pane)
-    # The program reads, is stopped, and crckpt with it.
+    # The program reads, so the kernel stops it, and crckpt stops itself.
     (program.directory / "read").touch()
     wait_for(lambda: is_stopped(psutil.Process(pid)) and is_stopped(front(pane)), WITHIN_S, "the program to be stopped")
     pane.type("fg")

@@ -86,7 +86,7 @@ def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
             while rehearsal.poll() is None:
                 tree.case.probe(tree.workdir)
             assert rehearsal.returncode == 0
-        # The original is stopped: whoever answers now is not it.
+        # The original is stopped, so the answer comes from the rehearsal.
         os.kill(tree.pid, signal.SIGSTOP)
         try:
             assert rehearsed(crckpt, *words[:2])["probe"]["status"] == 0

@@ -110,7 +110,7 @@ def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> 
         script = f'mount --bind {lesser} /proc/cpuinfo; exec "$@"'
         restore = (*IN_PRIVATE_MOUNTS, script, "-", str(PROGRAM), "restore", JOB, "--detach")
         assert "this CPU lacks sse4_2" in _result_of(_run(crckpt, *restore), REFUSED).err
-        # Who knows that the program does without may say so.
+        # A user who knows that the program does not use the instruction can skip the check.
         _result_of(_run(crckpt, *restore, "--no-preflight"), 0)
         tree.wait_growth(before)
 

@@ -21,7 +21,7 @@ def test_last_checkpoint_of_a_stopped_program_is_kept(crckpt: Crckpt, refs: tupl
         assert "has the last state of a program that dump --stop ended" in error
         assert crckpt.run("rm", *refs, "--json", status=REFUSED).document["error"]["code"] == REFUSED
         crckpt.run("restore", JOB, "--detach")
-        # Also once it has ended: its work is done.
+        # The checkpoint can be removed even after the restored program has ended.
         tree.end()
         crckpt.run("rm", *refs)
         assert Repository.open(crckpt.store).ids() == ()
@@ -68,7 +68,7 @@ def test_commands_with_quiet_print_nothing(crckpt: Crckpt, tree: Tree) -> None:
     for command in commands:
         result = crckpt.run(*command, "--quiet")
         assert (result.out, result.err) == ("", "")
-    # These are what was asked for.
+    # With --quiet these commands still print what the user asked for.
     assert len(crckpt.run("list", "--quiet").out.splitlines()) == 2
     assert "can be checkpointed" in crckpt.run("dump", pid, JOB, "--dry-run", "-q").out
     assert crckpt.run("show", JOB, "--quiet", "--json").document

@@ -42,7 +42,7 @@ def test_program_in_a_pid_namespace_is_found_by_its_job(crckpt: Crckpt, tmp_path
                 helpers = (str(init), str(psutil.Process(init).ppid()))
                 for target in (JOB, f"pidfile:{pidfile}", str(root.pid), *helpers):
                     assert crckpt.run("dump", target, JOB, "--json").document["result"]["pid"] == root.pid
-                # What has the PID on the host may have written this one.
+                # The process that has this PID on the host may have written the newer pidfile.
                 assert crckpt.run("doctor", f"pidfile:{newer}", status=REFUSED).out.startswith(f"PID {pid} cannot")
                 for words in ((), ("--new-pid-namespace",)):
                     result = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)

@@ -34,7 +34,7 @@ def own_mounts() -> Iterator[None]:
     _called(LIBC.unshare(CLONE_NEWNS))
     _called(LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None))
     yield
-    # Threads that were started meanwhile share what this needs for itself.
+    # setns needs a root and a working directory that no other thread shares.
     _called(LIBC.unshare(CLONE_FS))
     _called(LIBC.setns(host, CLONE_NEWNS))
     os.close(host)

@@ -85,7 +85,7 @@ def stranger(report: Path, *pids: int) -> Iterator[None]:
             wait_for(lambda: "ready" in report.read_text(), 30, "the stranger to start")
             yield
         finally:
-            # What it sent and CRIU did not take ends with it at once.
+            # The messages that CRIU did not read are discarded with the program.
             program.kill()
             program.wait()
 

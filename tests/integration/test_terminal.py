@@ -176,7 +176,7 @@ def test_stop_gives_the_shell_the_terminal_until_fg(
         wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
         assert psutil.Process(stopped_job).status() == psutil.STATUS_STOPPED
         stopped_at = _read_status(workdir).counter
-        # In one line: what is typed while it runs in the background stops it, as it would read that.
+        # Both commands are on one line: a program in the background would read a second line, and be stopped.
         terminal.type(words)
         wait_for(lambda: _read_status(workdir).counter > stopped_at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         terminal.type(b"hello\n")

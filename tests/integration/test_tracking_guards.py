@@ -65,7 +65,7 @@ def is_caught(oracle: Oracle, between: Callable[[], object] = lambda: None) -> N
             oracle.dump_round()
             between()
         except AssertionError as error:
-            # Or the tree writes all of it: nothing can be wrong then, until the next round.
+            # If the tree has written all pages, none of them can be wrong until the next round.
             if EVERY_PAGE_IS_NEW in str(error):
                 continue
             if re.search(WRONG_PAGE_MESSAGES, str(error)) is None:
@@ -78,7 +78,7 @@ def is_caught(oracle: Oracle, between: Callable[[], object] = lambda: None) -> N
 def library_without_a_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A preload library that lacks one guard."""
     old, new = {
-        # The mark is taken for a page that was swapped out, and dropped pages come back.
+        # Without this guard, a mark looks like a page that was swapped out, and dropped pages come back.
         "holes are marked": ("scan.return_mask = wanted, scan.vec = (uintptr_t)regions, scan.vec_len = AT_ONCE;", ""),
         "what is not registered is clean": ("->vec)[i].categories |= SOFT_DIRTY;", "->vec)[i].categories |= 0;"),
     }[request.param]
@@ -88,7 +88,7 @@ def library_without_a_guard(request: pytest.FixtureRequest, tmp_path: Path) -> P
 def test_oracle_detects_a_preload_library_without_its_guard(
     oracle_of_write_protection: Oracle, library_without_a_guard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The guard itself is taken out: no argument can be without it.
+    # The guard is switched off by a patch, because no argument does it.
     monkeypatch.setattr(library, "LIBRARY", library_without_a_guard)
     is_caught(oracle_of_write_protection)
 
@@ -106,7 +106,7 @@ def test_oracle_detects_tracked_mappings_of_files(
                 found.append(pagemap.AddressRange(*(int(part, 16) for part in addresses.split("-"))))
         return tuple(found)
 
-    # The guard itself is taken out: no argument can be without it.
+    # The guard is switched off by a patch, because no argument does it.
     monkeypatch.setattr(pagemap, "private_anonymous", private)
     monkeypatch.setattr(pagemap, "others", lambda _: ())
     is_caught(oracle_of_write_protection)
@@ -166,9 +166,9 @@ def test_oracle_detects_wrong_pages_if_another_userfaultfd_resets_the_bits(
             pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
         own = WriteProtection(_take_userfaultfd(pid))
         for one in pagemap.private_anonymous(pid):
-            with suppress(OSError):  # it has gone meanwhile
+            with suppress(OSError):  # the mapping has been removed
                 own.register(one)
-        # The guard itself is taken out: no argument can be without it.
+        # The guard is switched off by a patch, because no argument does it.
         monkeypatch.setattr(WriteProtection, "register", heedless)
         oracle = Oracle(criu, pid, tmp_path / "work")
         with pytest.raises(AssertionError, match=WRONG_PAGE_MESSAGES):
@@ -212,7 +212,7 @@ def test_oracle_detects_pages_that_a_device_has_written(
         why = f"PID {pid} has 64 KiB of memory pinned for a device; crckpt cannot see what the device writes"
         assert (began.base, began.tracks, began.why) == (None, False, why)
         with monkeypatch.context() as patch:
-            # The guard itself is taken out: no argument can be without it.
+            # The guard is switched off by a patch, because no argument does it.
             patch.setattr(refusals, "find_unseen_writer", lambda _: "")
             assert oracle.dump_round() == ""
             written_by(process, b"written by the device")

@@ -34,7 +34,7 @@ def test_incremental_images_contain_no_wrong_page(churn: Path, criu: Path, tmp_p
         oracle = Oracle(criu, pid, tmp_path / "work")
         with closing(oracle.tracker):
             for number in range(ROUNDS):
-                # Of every other tree all is copied beforehand, once or more.
+                # Half of the trees are copied in one or more rounds before the dump.
                 for _ in range(number % 3 if seed // 2 % 2 else 0):
                     oracle.copy_round()
                 counted = bool(oracle.dump_round())
@@ -48,7 +48,7 @@ class RecordingCriu:
         self.seen = work / "seen"
         script = seeing(work / "script", self.seen)
         self.path = work / "criu"
-        # Before the hold of crckpt's own: in the order in which they are given.
+        # CRIU runs action scripts in the order of its options, so this one runs before the hold of crckpt.
         self.path.write_text(f'#!/bin/sh\n[ "$1" != dump ] || set -- "$@" --action-script {script}\nexec {criu} "$@"\n')
         self.path.chmod(0o755)
 
@@ -64,7 +64,7 @@ class RecordingCriu:
 def wrapper(criu: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordingCriu:
     work = tmp_path_factory.mktemp("seeing")
     made = RecordingCriu(criu, work)
-    # It dumps on trial.
+    # doctor makes a trial dump with this CRIU.
     Crckpt(work / "store").run("doctor", "--criu", str(made.path))
     made.taken(work / "trial")
     return made
@@ -99,7 +99,7 @@ def test_stored_incremental_dumps_contain_no_wrong_page(
             rounds = ("--pre-copy", "--max-rounds", str(number % 3)) if seed // 2 % 2 and number % 3 else ()
             result, is_anew = dumped(crckpt, pid, wrapper, *(rounds or ("--incremental",)))
             tracked = result["tracked"]
-            # After a refusal a round begins anew, and so it does where the keeper was late on a busy machine.
+            # A dump is full after a refusal, or if the tracker answered late on a busy machine.
             if tracked["base"] is None:
                 full.append(tracked["why_full"] or tracked["why"])
             else:

@@ -232,7 +232,7 @@ def test_system_calls_time_out_after_a_dump_and_not_early(
 ) -> None:
     with waiting(interrupted_program, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
         dumped(crckpt, running, command)
-        # io_getevents is added by "aio", and returns the number of events: none.
+        # The kind "aio" adds io_getevents, which returns 0 events.
         expected = TIMED_OUT | {"io_getevents": 0}
         assert running.wait_over(frozenset(expected)) == expected
         durations_ms = running.took_ms()
@@ -255,7 +255,7 @@ def test_system_calls_of_32_bit_programs_end_at_their_timeout(
         dumped(crckpt, running, command)
         assert running.wait_over(frozenset(expected)) == expected
         assert min(running.took_ms().values()) >= TIMEOUT_MS - 1
-    # The first checkpoint: on a busy machine, the calls may have ended before the second.
+    # The first checkpoint is shown, because on a busy machine the calls may have ended before the second.
     first = "job~1" if "--incremental" in command else "job"
     found = crckpt.run("show", first, "--ps", "--json").document["result"]["ps"]
     calls = {thread["system_call"] for process in found for thread in process["threads"]}

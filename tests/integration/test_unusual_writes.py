@@ -92,7 +92,7 @@ def test_memory_changed_in_unusual_ways_is_restored(crckpt: Crckpt, unusual_writ
         assert unusual_writer.restored(crckpt, made[number], 3 * number + 1) == had[number]
 
 
-# A round copies nothing that nobody may read, and the dump after it is full if that may be read again.
+# A round does not copy unreadable memory. If the memory is readable later, the dump after the round is full.
 @pytest.mark.parametrize("unusual_writer", ["shut"], indirect=True)
 def test_memory_changed_in_unusual_ways_between_rounds_is_restored(
     crckpt: Crckpt, unusual_writer: UnusualWriter

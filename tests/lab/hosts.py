@@ -270,5 +270,5 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + WITHIN_S
     while (began := time.monotonic()) and not condition():
         assert began < deadline, f"waited {WITHIN_S:.0f} s for {what}"
-        # To look may take as long as to start a program: leave the machine to those that we wait for.
+        # Each check may start a program: sleep longer, to leave the CPU to the programs that the test waits for.
         time.sleep(max(_POLL_S, 2 * (time.monotonic() - began)))

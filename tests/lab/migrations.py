@@ -75,7 +75,7 @@ def is_criu(process: Process) -> bool:
 
 
 def _works(process: Process) -> bool:
-    # By whole names: these tests may lie in a directory crckpt, and run on the source.
+    # Whole names are compared, because the tests may be in a directory named crckpt and run on the source.
     names = {word.rpartition("/")[2] for word in process.command[:3]}
     is_guard = "crckpt.helper.address_guard.server" in process.command[:4]
     return is_guard or is_criu(process) or not names.isdisjoint({"crckpt", "criu", FAULTY_CRCKPT.rpartition("/")[2]})
@@ -129,7 +129,7 @@ def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
     assert len(running) == 1, f"{len(running)} copies run:\n{message}"
     here = running[0].host
     other = next(host for host in _SIDES if host != here)
-    # On the destination there may be no checkpoint at all.
+    # The destination may have no checkpoint at all.
     tried = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
     assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{message}"
     for host in _SIDES:

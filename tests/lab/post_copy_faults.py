@@ -96,7 +96,7 @@ class LateMove:
 def ask(lab: TwoHosts, host: str, request: str = "1") -> str:
     """Send the program of a host a request on a connection of its own; return the answer."""
     answer = lab.run(host, PYTHON, "-c", _ASKING_PROGRAM, request).out.rstrip("\n")
-    # What it has not closed yet would be moved, too.
+    # A connection that the program has not closed yet would be moved, too.
     open_ones = ("ss", "-Htn", "state", "established", "state", "close-wait", "( sport = :9000 )")
     wait_for(lambda: not lab.run(host, *open_ones).out, "the program to close the connection")
     return answer
@@ -189,7 +189,7 @@ def _stop_helper(move: LateMove) -> None:
 
 def _kill_helper_and_guard(move: LateMove) -> None:
     guard, helper = move.find_helpers()
-    # It must not see the end of the helper.
+    # The guard must not see that the helper ends.
     move.lab.send_signal(guard, signal.SIGSTOP)
     move.lab.send_signal(helper, signal.SIGKILL)
     move.lab.send_signal(guard, signal.SIGKILL)

@@ -62,7 +62,7 @@ def four_programs(lab: Namespaces) -> Iterator[dict[str, int]]:
         lab.end(SERVER)
         lab.end(STAYING_PROGRAM)
         for host in ("source", "destination"):
-            # Those that a failed test has stopped.
+            # A failed test may have left stopped processes of crckpt.
             for process in lab.find("crckpt", host):
                 lab.send_signal(process, signal.SIGCONT)
             wait_for(lambda host=host: not lab.find("crckpt", host), f"crckpt to end on the {host}")  # type: ignore[misc]
@@ -140,7 +140,7 @@ def test_drain_succeeds_if_programs_end_meanwhile(lab: Namespaces) -> None:
             result = json.loads(process.stdout.read())["result"]
             assert process.wait() == PARTLY_DONE
         found = {job["job"]: job["outcome"] for job in result["jobs"]}
-        # It was killed when its checkpoint was complete: that runs there.
+        # The program was killed when its checkpoint was complete, so it runs at the destination.
         assert found.pop("port9002") == "moved", result["jobs"][0]
         assert found == {"port9003": "ended", "port9001": "moved", "stays": "stayed"}
 
@@ -203,7 +203,7 @@ def test_move_of_a_drain_continues_if_the_crckpt_that_started_it_is_killed(lab: 
             wait_for(lambda: not lab.find("crckpt", "source", "destination"), "the move to end")
         wait_until_settled(lab)
         if not find_hosts(lab)["port9002"]:
-            # It was stopped until only one side knew of the end: `--list` names the command.
+            # The move was stopped when only one side knew its end. `--list` names the command that settles it.
             resume(lab)
         found = find_hosts(lab)
         assert found.pop("port9002") in (["source"], ["destination"])

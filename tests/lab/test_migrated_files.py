@@ -68,7 +68,7 @@ def is_running(lab: TwoHosts, program: str) -> bool:
 @pytest.mark.parametrize("how", ["write", "map"])
 def test_write_after_the_check_of_a_move_is_not_lost(lab: TwoHosts, how: str) -> None:
     pid = start_writer(lab, how)
-    # The map's page is written before the check, too: later writes leave the times of the file as they are.
+    # The program writes the mapped page before the check, so that its later writes do not change the file's times.
     lab.run("source", "kill", "-USR1", str(pid))
     wait_for(lambda: lab.run("source", "head", "-c4", DATA).out == "NEW!", "the program to write")
     lab.run("source", "sh", "-c", f"printf 0000 | dd of={DATA} conv=notrunc status=none && touch -d @1700000000 {DATA}")
@@ -79,7 +79,7 @@ def test_write_after_the_check_of_a_move_is_not_lost(lab: TwoHosts, how: str) ->
     assert "keep it on storage that both hosts mount" in refused.err
     assert is_running(lab, WRITER)
     assert lab.run("destination", "head", "-c4", DATA).out == "0000"
-    # It moves once both are the same again.
+    # The program can be moved once the files on both hosts are equal again.
     lab.run("source", "sh", "-c", f"printf 0000 | dd of={DATA} conv=notrunc status=none && touch -d @1700000000 {DATA}")
     lab.run("source", *words)
     (process,) = lab.find(WRITER)

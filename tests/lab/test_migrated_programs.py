@@ -161,14 +161,14 @@ class TestPostgres:
                 before = idle.ask("select pg_backend_pid()")
                 first.ask("begin")
                 first.ask("insert into numbers select generate_series(1, 1000)")
-                idle.ask("checkpoint")  # now all is written
+                idle.ask("checkpoint")  # PostgreSQL has now written all files
                 move(lab, pid, *with_connections(lab))
                 assert idle.ask("select count(*) from numbers") == "0"
                 assert first.ask("select count(*) from numbers") == "1000"
                 first.ask("commit")
                 assert idle.ask("select count(*) from numbers") == "1000"
                 assert idle.ask("select pg_backend_pid()") == before
-                # A new connection, a checkpoint: it does all that it did before.
+                # The server accepts a new connection and makes a checkpoint.
                 other = Psql(lab)
                 assert other.ask("checkpoint; select sum(number) from numbers") == "500500"
                 other.close()
@@ -235,13 +235,13 @@ class TestTerminal:
             user.wait_for(lambda shown: "keeps running as PID" in shown, "to be detached")
             # Until then ssh takes what is typed.
             user.wait_for(lambda shown: "Connection to destination closed" in shown, "ssh to end")
-            # And again: what it wrote meanwhile is in the log.
+            # The user attaches again. The output in between is in the log.
             user.enter(f"clear; {command[1]}")
             user.wait_for(lambda shown: "says" in shown and "keeps running as" not in shown, "its output again")
             log = re.search(r"its output there: (\S+)", output)
             assert log, output
             assert "says" in lab.run("destination", "cat", log[1]).out
-            # Back again: who is attached is not left with an exit status only.
+            # When the program moves back, an attached user gets the command to attach there, not only an exit status.
             back = ("destination", "crckpt", "migrate", str(pid), "source", JOB, "--tty", "new")
             assert "ssh -t source crckpt attach" in lab.run(*back).out
             user.wait_for(lambda shown: f"crckpt list {JOB}" in "".join(shown.split("\n")), "where to look for it")

@@ -121,7 +121,7 @@ def test_program_that_writes_during_the_move_loses_no_line(lab: TwoHosts, mode: 
     pid = lab.start("source", PYTHON, PROGRAMS / "writes_on.py", path, mode)
 
     def lines() -> list[list[str]]:
-        # The last one may not be whole yet.
+        # The last line may be incomplete.
         return [line.split() for line in lab.run("source", "cat", path, status=None).out.splitlines()[:-1]]
 
     try:
@@ -194,7 +194,7 @@ def test_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
             pytest.skip(str(error))
         result = migrate(lab, pid)
         last = result["rounds"][-1]
-        # What the connection needs for the last round, at most; the restore comes on top.
+        # The estimate contains the time to send the last round, and the restore.
         assert last["estimated_ms"] > 1000 * last["raw_bytes"] / (16e6 / 8) / 3
         assert 1 / 4 < result["downtime_ms"] / last["estimated_ms"] < 4, result
         assert all(each["written_per_s"] > 0 for each in result["rounds"][1:])

@@ -93,7 +93,7 @@ def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={MOMENT_IN_DOUBT}")
         (hanging,) = wait_until_stopped(lab, "destination", process)
         assert end(process).status == 30
-        # It ends what it has built, without crckpt.
+        # CRIU ends the tree that it has built without crckpt.
         wait_for(lambda: not any(map(is_criu, crckpts(lab, "destination"))), "CRIU to end")
         (process_here,) = copies(lab)
         assert (process_here.host, process_here.pid) == ("source", pid)

@@ -49,7 +49,7 @@ HOOK_LOG = "/run/hook-log"
 SOURCE = FIRST["source"]
 DESTINATION = FIRST["destination"]
 
-# By fault: the moments at which what it means changes most.
+# For each fault, the moments around which its outcome changes.
 MOMENTS_BY_FAULT = {
     "killed": (
         ("source", f"{SOURCE}>hold.unlink:1"),
@@ -217,7 +217,7 @@ def test_destination_finishes_the_move_alone_once_the_source_has_ended(
                 assert "on source: crckpt migrate --resume" in refused.err
             said_so = ("--source-is-gone",) if source_is_gone else ()
             lab.run("destination", *words, *said_so)
-            # Nothing is left to do.
+            # The second resume finds nothing to do.
             lab.run("destination", *words)
             check_client(client, judge(lab, output, version), output)
             lab.run("source", *words)

@@ -23,7 +23,7 @@ from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.transfer.receive_packs import Receiver
 for_ever = threading.Event()
 """
-# What ends only by a limit need not take minutes. Whatever else the destination does may take as long as ever.
+# Shortens the limits that these tests wait for. The destination has its usual time for everything else.
 _SHORT_LIMITS: Final = """
 from crckpt.migrate import session
 from crckpt.migrate.source import hand_over, move

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(is_here(), reason="the hosts are real machines: 
 # A stranger's host key, which ssh asks about.
 UNKNOWN_HOST_KEY = ("UserKnownHostsFile=/tmp/none", "GlobalKnownHostsFile=/dev/null", "StrictHostKeyChecking=ask")
 
-# What enters the host would be ended by ^C, and with the leader of its session the terminal.
+# ^C would end the program that enters the host. It leads the session, so the terminal would end with it.
 SESSION_LEADER = ("setsid", "--ctty", "sh", "-c", 'trap : INT; "$@"; exec sleep 1000', "sh")
 
 CONNECTING_PROGRAM = """
@@ -77,7 +77,7 @@ def at_terminal(lab: Namespaces, answers: dict[str, str], *options: str) -> str:
                 if left and left[0][0] in shown:
                     os.write(ours, left.pop(0)[1].encode())
             wait_for(lambda: not lab.find("/tmp/connect", "source"), "crckpt to end")
-            # As it was before ssh asked for a password.
+            # The terminal echoes again, as before ssh asked for a password.
             assert termios.tcgetattr(its)[3] & termios.ECHO
         finally:
             leader.kill()

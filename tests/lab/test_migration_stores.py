@@ -121,7 +121,7 @@ def test_unfinished_move_is_listed(lab: Namespaces) -> None:
         (process,) = copies(lab)
         assert (process.host, process.pid) == ("destination", resumed["pid"])
         assert (resumed["runs_on"], resumed["next_command"]) == ("destination", "")
-        # What runs over there needs no checkpoint here.
+        # A program that runs on the other host needs no checkpoint here.
         assert "(moved to destination)" in lab.run("source", "crckpt", "list").out
         lab.run("source", "crckpt", "rm", JOB, "--all")
         assert crckpts(lab, "source") == []

@@ -67,7 +67,7 @@ def find_below(pid: int, word: str) -> list[psutil.Process]:
 
 def kill_below(pid: int) -> None:
     """SIGKILL whatever still runs below this process."""
-    # Stop them first: what one starts just before it is killed would not be found.
+    # Stop all processes first: one that is started just before its parent is killed would not be found.
     stopped: set[psutil.Process] = set()
     while found := set(psutil.Process(pid).children(recursive=True)) - stopped:
         for process in found:

@@ -26,7 +26,7 @@ def grows_linearly(prepare: Callable[[int], Callable[[], object]], size: int) ->
     smaller, larger = prepare(size // TIMES), prepare(size)
     least, most = math.inf, math.inf
     for _ in range(_TRIES):
-        # Others use the caches and the memory, too: each size shall have the best of its tries.
+        # Other processes use caches and memory, too, so the best of several tries counts for each size.
         least, most = min(least, spend(smaller)), min(most, spend(larger))
         if most <= _MOST * least:
             return True

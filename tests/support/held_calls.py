@@ -29,7 +29,7 @@ def held_before_call(pid: int, name: str, begin: Callable[[], object] = lambda: 
     ptrace_requests.seize(pid, _SYSTEM_CALL_STOPS)
     ptrace_requests.interrupt(pid)
     stop = _wait_for_stop(pid, name)
-    # Only now: before it was stopped once, it would not be held there.
+    # Begin only now: a process that has not stopped once would not be held in the call.
     begin()
     while stop != _AT_SYSTEM_CALL or call_name(ThreadRegisters.read(pid).call, platform.machine()) != name:
         ptrace_requests.call("syscall", pid, 0 if stop in (_AT_SYSTEM_CALL, signal.SIGTRAP) else stop)

@@ -279,7 +279,7 @@ class Talker:
 
     def wait_for_answers(self) -> None:
         """Wait until there are more answers than now."""
-        # One may be on its way.
+        # One answer may already be on its way.
         enough = self.answers + 3
         wait_for(lambda: self.answers >= enough or bool(self.error), WITHIN_S, "answers")
         assert not self.error, self.error

@@ -12,7 +12,7 @@ import pytest
 @contextmanager
 def smaller_bounds(module: ModuleType, **values: float) -> Iterator[None]:
     """Set these constants of `module` for the block."""
-    # All that runs is crckpt's own code: only its numbers are others, as on a slower or a smaller machine.
+    # The code of crckpt runs unchanged. Only its limits are other numbers, as for a slower or smaller machine.
     with pytest.MonkeyPatch.context() as patched:
         for name, value in values.items():
             assert isinstance(getattr(module, name), int | float)

@@ -160,7 +160,7 @@ class ObstructedCriu:
         self.path = directory / "criu"
         self.path.write_text(_WRAPPER.replace("@CRIU@", str(find_criu())))
         self.path.chmod(0o755)
-        # Now it is found to work; with something in its way it would be passed over.
+        # crckpt caches now that this CRIU works. Later, with an obstacle, it would reject this CRIU.
         subprocess.run([str(PROGRAM), "doctor", "--criu", str(self.path)], check=True, stdout=subprocess.DEVNULL)
 
     @contextmanager
@@ -214,5 +214,5 @@ class ObstructedCriu:
         try:
             yield path
         finally:
-            # A script that waits has read the file already, and looks for its `go` until it is there.
+            # A waiting script has already read this file, and waits for its file `go`.
             path.unlink()

@@ -193,7 +193,7 @@ class NamespaceInits:
         self._pidfds: list[int] = []
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(pid).children(recursive=True):
-                # One that has ended meanwhile, and whose number another has, is not below us.
+                # A process that has ended, and whose PID another process has now, is not below us any more.
                 with suppress(OSError):
                     pidfd = os.pidfd_open(child.pid)
                     self._pidfds.append(pidfd)
@@ -256,7 +256,7 @@ def open_workdir() -> Iterator[Path]:
         workdir.chmod(0o755)
         yield workdir
     finally:
-        # One of them may write just then.
+        # A program may write into the directory while it is removed.
         wait_for(lambda: _is_removed(workdir), 60, "the programs to end")
 
 

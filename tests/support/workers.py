@@ -14,7 +14,7 @@ from selection import LIST_NEEDS
 
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Isolate the workers that pytest-xdist will start; it has counted them by now."""
-    if config.getoption(LIST_NEEDS):  # workers would list them to nobody
+    if config.getoption(LIST_NEEDS):  # the output of workers is not shown
         config.option.dist, config.option.tx = "no", []
     elif os.geteuid() == 0 and shutil.which(INIT) and ON_HOST not in os.environ:
         isolated = f"popen//python={PROJECT / 'scripts/isolated'} {sys.executable}"

@@ -94,7 +94,7 @@ def writers() -> Iterator[Writers]:
         try:
             yield Writers(process)
         finally:
-            process.kill()  # it may wait for a writer that hangs
+            process.kill()  # the process may wait for a writer that hangs
 
 
 def _entries(log: Path) -> Iterator[Entry]:

@@ -94,10 +94,10 @@ def on_tmpfs(options: str) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} none {{images}} && exec "$@"', "sh")
 
 
-# What it has found out about the kernel: in a new /run it has to find that out again.
+# CRIU stores in /run what it knows about the kernel. With an empty /run it has to test the kernel again.
 WITHOUT_CACHE: Final = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh")
 NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-# Without what other tests change meanwhile: CRIU would fail because of that.
+# Unmounts /dev/shm and /run/netns, because CRIU would fail if other tests change them during a dump.
 _REMOVE_SHARED: Final = "while umount /dev/shm; do :; done 2> /dev/null; umount --lazy /run/netns 2> /dev/null"
 OWN_MOUNTS: Final = ("unshare", "--mount", "sh", "-c", f'{_REMOVE_SHARED}; exec "$@"', "sh")
 NO_LOCK: Final = ("--network-lock", "skip")

@@ -95,7 +95,7 @@ def test_migrate_all_passes_every_option_on_or_excludes_it() -> None:
 
 
 def test_migrate_all_passes_quiet_on_to_each_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Back to what it is now: the parser sets it.
+    # The parser sets `is_quiet`, and monkeypatch restores its present value.
     monkeypatch.setattr(form, "is_quiet", False)
     assert options_of(("--quiet",))[-1] == "--quiet"
 

@@ -109,7 +109,7 @@ def test_list_marks_checkpoints_of_a_moved_program_with_the_host(
     first, second = recordings
     move = record_move(repository, side, state, first, root=ended_root())
     if (side, state) in MOVED_AWAY:
-        # Later ones are of a program that ran here again.
+        # Later checkpoints are of a program that ran here again.
         marks = [f"(moved to {PEER})" if side == "source" else f"(runs on {PEER})", ""]
     elif (side, state) in UNFINISHED:
         marks = [f"(unfinished move to {PEER})" if side == "source" else f"(unfinished move here from {PEER})"] * 2

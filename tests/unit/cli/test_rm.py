@@ -32,7 +32,7 @@ def test_rm_with_quiet_prints_only_what_was_asked_for(
     command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     assert command_line.run("rm", "-q", "job") == ""
-    # What was asked for is printed.
+    # The answer that the user asked for is printed with --quiet, too.
     assert "would remove" in command_line.run("rm", "--quiet", "--dry-run", "job")
     assert command_line.repository.ids() == (checkpoints[0].id,)
 

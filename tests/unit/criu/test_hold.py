@@ -300,7 +300,7 @@ def test_hold_waits_for_heartbeats_and_aborts_without_them(kind: Kind, tmp_path:
             assert still_waits(script)
         hold.release()
         assert script.wait(SOON) != 0
-    # An owner that answers in time, but gives no sign of life after the first, is none that there is.
+    # An owner without a heartbeat after the first one is treated as if there were none, even if it answers in time.
     with silent(kind, tmp_path / "stopped") as hold:
         hold.check()
         assert late(kind.ask(tmp_path / "stopped", "post-dump"), tmp_path) == (
@@ -350,7 +350,7 @@ def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) 
         with pytest.raises(subprocess.TimeoutExpired):
             script.wait(2.5)
         hold.work_began = time.monotonic()
-        # Without a limit: to look again and again takes time of a processor.
+        # There is no time limit here: the script uses CPU time while it waits.
         assert script.wait() != 0
         assert "no answer" in (tmp_path / "report").read_text()
 

@@ -130,12 +130,12 @@ def test_time_is_linear_in_the_number_of_known_lines() -> None:
 
 def test_binary_logs_use_little_memory(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
-    # What is changed before the log is read, in a text that takes four bytes for each character.
+    # The quotes are decoded before the log is read, in a string with four bytes for each character.
     quoted = b'{"a": "Error (criu/a.c:1): can\xe2\x80\x99t \\u0022x\\u0022\\n"}\n&quot;&#39;\n\xf0\x9f\x98\x80\n'
     # Lines that begin with a time are looked at least.
     lines = (b"(00.01) " + random.Random(29).randbytes(1000).replace(b"\n", b"") + b"\n") * (32 << 10)
     log.write_bytes(b"(00.01) Error (criu/a.c:1): x\n" + quoted + lines + quoted)
-    # Not by getrusage(2): that counts what this process has, too, from which the child was forked.
+    # getrusage(2) would also count the memory of this process, from which the child is forked.
     code = """
 import sys
 from crckpt.cli.app import run

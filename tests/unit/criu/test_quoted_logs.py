@@ -106,7 +106,7 @@ EXCEPTIONS_BY_FORM = {
     "in a table": CAUSES_OF_MANY_LINES,
     "in bold": CAUSES_OF_MANY_LINES,
     "in HTML": {"remap", "bug-open-path"},
-    # A line that quotes another, which is harmless in itself.
+    # In these forms a line quotes another one, which is harmless by itself.
     "in lower case": {"page-server", "engine-log", "no-socket-diag", "bug-udp-lite"},
     "wrapped at the width": {"engine-log"},
 }

@@ -130,7 +130,7 @@ def test_message_to_a_helper_larger_than_a_packet_arrives(socket_path: Path) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_helper_does_not_answer_other_users(socket_path: Path) -> None:
     socket_path.chmod(0o777)
-    # Where it lies only root can go; who is there already can connect.
+    # Only root can enter the directory, but a process that is already in it can connect.
     directory = os.open(socket_path.parent, os.O_PATH)
     socket_path.parent.chmod(0o711)
 

@@ -122,7 +122,7 @@ def test_list_of_modules_is_private_and_ignored_if_others_can_write_it(list_dire
     cold_start.read_ahead(COMMAND, list_directory)
     assert threading.enumerate() == before
     assert not is_in_memory(path)
-    # It is replaced, though it names more.
+    # The list is replaced although it names more modules.
     cold_start.note(COMMAND, list_directory, may_write=True)
     assert path.stat().st_mode & 0o777 == 0o600
     assert "/dev/zero" not in path.read_text()

@@ -118,7 +118,7 @@ def test_drain_begins_no_move_after_two_have_failed_to_reach_the_host(
     [
         SUCCEEDING_MOVE,
         FAILING_MOVE.format(24),
-        # What the host has sent: it is there.
+        # An error from the destination shows that the host answers.
         FAILING_MOVE.format(30).replace("[]", "[], 'from_peer': True"),
     ],
 )
@@ -161,7 +161,7 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
     ("free_bytes", "kinds"),
     [
         (3000, "begin begin begin end end end"),
-        # What has moved keeps its part of the space.
+        # A program that has moved still uses its part of the space.
         (2999, "begin begin end end begin end"),
         (0, "begin end begin end begin end"),
     ],

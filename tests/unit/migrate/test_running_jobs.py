@@ -161,7 +161,7 @@ def test_tree_in_which_crckpt_runs_is_not_moved(
     job_store: JobStore, waiting_pid: int, find_pid: Callable[[], int]
 ) -> None:
     job_store.record("own", find_pid())
-    # A child of ours: only what crckpt runs in stays.
+    # The other program is a child of this process. Only the tree in which crckpt runs is not moved.
     job_store.record("other", waiting_pid)
     found = job_store.find()
     assert [job.job for job in found.jobs] == ["other"]

@@ -21,7 +21,7 @@ from crckpt.store.backend.flock import holders
 CREATE = Act("create", "create")
 RESTORE = Act("restore", "materialise", ("job", "/out"))
 NOT_TAKEN = {
-    # What a failed write leaves is removed: other tests fill the disk.
+    # These steps remove the files of a failed write, which only happens in tests with a full disk.
     *(
         "damage.unlink",
         "description.unlink",

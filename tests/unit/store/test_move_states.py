@@ -140,7 +140,7 @@ def recoveries(world: World) -> Iterator[World]:
     if not world.linked and not (world.there == "held" and world.destination_alive):
         yield replace(world, linked=True)
     if not world.source_alive and not (world.hold == "undecided" or (world.hold != "none" and world.here == "held")):
-        # A tree that CRIU still holds is not judged.
+        # crckpt does not decide about a tree that CRIU still holds.
         state, rule = world.source, RULES["source"][world.source]
         if rule.after_death == "aborted":
             state = "aborted"
@@ -154,7 +154,7 @@ def recoveries(world: World) -> Iterator[World]:
         if state == "committed" and world.there == "runs":
             # The identity of what was built is in the record.
             state = "done"
-        # What is unfinished is ended before anything else.
+        # An unfinished tree is ended first.
         there: Tree = "none" if world.there == "unfinished" else world.there
         yield replace(world, destination=state, destination_alive=True, there=there)
 

@@ -63,7 +63,7 @@ def is_owed(record: Record) -> bool:
 
 
 RULES = Rules(keeps=is_owed, is_same_store=lambda asked, meant: asked == meant)
-# As it once was: a new move replaces the record, after whichever host it goes to was asked about the old one.
+# The rules of an earlier version: a new move replaces the old record after asking only its own destination.
 RULES_THAT_FORGET_A_HOST = Rules(keeps=lambda _record: False, is_same_store=lambda asked, meant: asked == meant)
 RULES_THAT_ASK_ANY_STORE = Rules(keeps=is_owed, is_same_store=lambda _asked, _meant: True)
 
@@ -96,7 +96,7 @@ def begins(world: World, rules: Rules) -> Iterator[World]:
             continue
         owed = {record for record in (last, *world.kept) if record is not None and is_owed(record)}
         if any(record.host == host for record in owed):
-            # It is settled first: see `reports`.
+            # The earlier move to this host is settled first: see `reports`.
             continue
         kept = world.kept | {last} if last is not None and rules.keeps(last) else world.kept
         yield replace(world, source=Record(number, FIRST["source"], host), kept=frozenset(kept))
@@ -112,7 +112,7 @@ def hand_overs(world: World) -> Iterator[World]:
     if source.state == "copying":
         yield replace(world, source=replace(written(source, "source", "handing-over"), is_settled=False), tree="held")
     if source.state == "handing-over":
-        # Whatever fails.
+        # Any failure aborts the move.
         aborted = replace(world, source=written(source, "source", "aborted"), tree="runs")
         yield aborted
         if there.linked and last is not None and last.number == source.number and last.is_alive:

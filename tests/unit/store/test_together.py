@@ -114,7 +114,7 @@ def test_concurrent_commands_keep_the_store_valid(tmp_path: Path) -> None:
     for job, process in dumping.items():
         status, made[job] = _ended(process)
         assert (status, len(made[job])) == (0, 15)
-    # On a machine with much else to do they may not have come to it by now.
+    # On a busy machine, the other processes may not have done their work yet.
     refusals = [*_read_until(collecting, "collected")]
     assert [*_read_until(reading, "restored")] == []
     _stopped(reading)

@@ -21,7 +21,7 @@ def test_write_protection_is_used_where_soft_dirty_misses_writes(
     target: StatementRunner, claims: Path, miss: bool
 ) -> None:
     """A process that cannot be entered also needs soft-dirty bits."""
-    # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
+    # The trials are replaced, so that all kinds of kernels are tested on any kernel.
     trials = Trials(lambda: True, lambda: miss, find_criu_refusal=lambda _criu, _tracker: "")
     assert chosen(target, claims, trials) == (UffdWp.name if miss else SoftDirty.name)
     child = target.do("pipe = os.pipe(); result = os.fork(); result or os.read(pipe[0], 1)")

@@ -120,7 +120,7 @@ def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: StatementRunner)
     assert dumps.dirty(place) == {0}
     with merging():
         wait_for(lambda: int(count.read_text()) >= PAGES_OF_A_HUGE_PAGE, "pages to be merged")
-        # One stays where it was: it is what the others become.
+        # One page is not moved: the others are merged with it.
         assert dumps.dirty(place) <= {PAGES_OF_A_HUGE_PAGE, PAGES_OF_A_HUGE_PAGE - 1, PAGES_OF_A_HUGE_PAGE - 2}
         target.do(f"LIBC.madvise(ctypes.c_void_p({place}), {PAGES_OF_A_HUGE_PAGE * 4096}, 13)")  # MADV_UNMERGEABLE
     assert dumps.dirty(place) == {PAGES_OF_A_HUGE_PAGE}

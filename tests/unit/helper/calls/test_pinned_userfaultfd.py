@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may enter 
 
 FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 SIZE = 1 << 20
-# It says where its memory is; then it says what is there, and forks.
+# Prints the address of its memory, and on request the content. Then it forks.
 READER = f"""
 import ctypes, mmap, os, sys
 memory = mmap.mmap(-1, {SIZE}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

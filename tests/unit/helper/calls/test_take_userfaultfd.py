@@ -110,13 +110,13 @@ def test_signals_sent_while_calls_are_injected_arrive_exactly_once(program: str)
 
 def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
     with running(program, "sequences") as process, running(program, "sequences") as other:
-        # A sequence is aborted when its thread loses the processor: here to the other one.
+        # The kernel aborts a sequence when its thread loses the CPU. Here two processes share one CPU.
         for pid in (process.pid, other.pid):
             os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
         for _ in range(3):
             assert entered(process.pid).descriptor >= 0
             before = int(output_after(process).split()[1])
-            # What was said before we came may still lie in the pipe.
+            # The pipe may still contain earlier output.
             for _ in range(4):
                 assert int(output_after(process).split()[1]) > before
 

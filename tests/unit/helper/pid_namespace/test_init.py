@@ -14,7 +14,7 @@ from target_processes import state, wait_for
 from crckpt.host import proc
 
 WITHIN_S = 60
-# A signal that another thread gets is to the main thread as one that comes just before it waits.
+# For the main thread, a signal to another thread is like a signal that comes just before the main thread waits.
 INIT = """
 import os, signal, sys, threading, time
 from crckpt.helper.pid_namespace.init import main

@@ -30,7 +30,7 @@ def sleepers(count: int = 1, flags: int = mmap.MAP_PRIVATE) -> Iterator[list[int
             try:
                 memory = mmap.mmap(-1, 2 * PAGES * PAGE, flags)
                 for number in range(PAGES):
-                    # Put together there: else a page of the heap may come to be the same.
+                    # The page is written directly into the map, so that no page of the heap has the same content.
                     HEAD.pack_into(memory, (number // 16 * 32 + number % 16) * PAGE, MARK, number)
                 os.write(writing, b"1")
                 signal.pause()

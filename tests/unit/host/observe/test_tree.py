@@ -118,7 +118,7 @@ def test_connection_created_during_the_observation_is_not_outside(monkeypatch: p
             read_line(process)
             return ()
 
-        # The moment lies between two system calls: from outside it would be met by chance.
+        # The connection is made between two system calls, which a test without a patch would hit only by chance.
         monkeypatch.setattr(sockets, "tcp_connections", meanwhile)
         assert look(process.pid).outside_ends == ()
 

@@ -50,7 +50,7 @@ def test_failing_tool_is_quoted(commands: Path) -> None:
         network_before = Path("/proc/self/ns/net").readlink()
         found = network.lock_by_iptables()
         assert (found.state, found.found) == ("missing", f"{tool}: no such table")
-        # It was tried where it does no harm.
+        # The probe ran in a network namespace of its own.
         assert Path("/proc/self/ns/net").readlink() != network_before
 
     as_user(check, ROOT)

@@ -66,7 +66,7 @@ def test_traced_threads_are_found(waiting_program: subprocess.Popen[bytes]) -> N
         assert list(tracers(process.pid)) == [(second, os.getpid())]
         assert tracer(process.pid, process.pid) == 0
         process.kill()
-        os.waitpid(second, WALL)  # the process stays until its tracer has heard of the thread
+        os.waitpid(second, WALL)  # the process exists until its tracer has waited for the thread
     assert list(tracers(waiting_program.pid)) == []
     assert list(tracers(free_pid())) == []
 

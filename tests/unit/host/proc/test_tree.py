@@ -134,7 +134,7 @@ def test_processes_may_end_while_they_are_read() -> None:
     began = time.monotonic()
     with program(FORKING_PROGRAM) as process:
         root = read(process.pid)
-        # To be sure that it saw short-lived children: the program, and a few more.
+        # Continue until some short-lived children have been seen besides the program.
         while time.monotonic() < began + 1 or len(seen) <= 10:
             tree = proc.read_tree(root)
             seen.update(tree.pids)

@@ -17,7 +17,7 @@ from crckpt.host.process.signals import handle_interrupts
 handle_interrupts()
 print("first", flush=True)
 """
-# A child that is left over ends by itself; so do those who wait for it.
+# After a failed test, the child ends by itself, and so do the processes that wait for it.
 FORK_STATEMENTS = """
 detach = continue_in_background()
 signal.alarm(120)

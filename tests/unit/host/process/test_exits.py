@@ -11,7 +11,7 @@ from own_process import descriptors
 from crckpt.host import proc
 from crckpt.host.process.pidfd import watched_exits
 
-# Each child ends when it is told, and is reaped at once: as where a program restored by CRIU has such children.
+# Each child ends on request, and is reaped at once, like children of a restored program.
 NAMESPACE = """
 import os, signal, sys
 children = [os.fork() or (signal.pause(), os._exit(7)) for _ in range(2)]

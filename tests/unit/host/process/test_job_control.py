@@ -100,7 +100,7 @@ def test_program_stopped_by_another_process_stops_its_job(tmp_path: Path) -> Non
     """The shell gets the terminal back, so that its user can continue the job."""
     goes_on = f"trap 'echo > {tmp_path}/continued' CONT; echo here; while :; do sleep 0.01; done"
     with shell(f"read line; {goes_on}") as found:
-        # It gets the terminal when it reads there.
+        # The program gets the terminal when it reads from it.
         os.write(found.master, b"\n")
         found.wait_shown(b"here")
         for _ in range(2):
@@ -116,7 +116,7 @@ def test_program_stopped_by_another_process_stops_its_job(tmp_path: Path) -> Non
 def test_stopped_program_stops_its_job_and_continues_with_it() -> None:
     with shell("echo here; read line; echo got $line") as found:
         found.wait_shown(b"here")
-        # Its own group has the terminal: ^Z reaches it alone.
+        # The program's own process group has the terminal, so ^Z reaches only the program.
         wait_for(lambda: goes_on_with_terminal(found), "the program to have the terminal")
         os.write(found.master, STOP)
         found.wait("stopped")

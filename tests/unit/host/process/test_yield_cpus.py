@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(len(OUR_CPUS) < 2, reason="there is one core")
 @contextmanager
 def running(program: str, core: int, in_state: str) -> Iterator[int]:
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # It chooses its core itself: one that sleeps already would move only when it wakes.
+    # The program chooses its CPU itself. A sleeping program would move to another CPU only when it wakes up.
     code = f"import os; os.sched_setaffinity(0, [{core}])\n{program}"
     with subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=pipe, start_new_session=True) as process:
         try:

@@ -196,7 +196,7 @@ def name_and_compare(found: Program) -> None:
 @pytest.mark.parametrize("word", ["-u", "a=b", "nice", "-k", "--"])
 def test_time_is_linear_in_the_number_of_forged_words(executable: str, word: str) -> None:
     def prepare(count: int) -> Callable[[], None]:
-        # What a processor's cache does not hold takes longer to make: that is not crckpt's work.
+        # The words are the same object, because the time to fill the CPU's cache is not that of crckpt.
         words = (executable, *[word] * count)
         return lambda: name_and_compare(identify(executable, words))
 

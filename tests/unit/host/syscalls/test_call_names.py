@@ -35,7 +35,7 @@ def test_system_call_has_its_name_on_each_machine(number: int, machine: str, is_
     [("x86_64", NATIVE_STACK, True), ("x86_64", COMPAT_STACK, False), ("aarch64", NATIVE_STACK, True)],
 )
 def test_numbers_of_system_calls_that_crckpt_warns_of_are_right(machine: str, stack: int, is_native: bool) -> None:
-    # With timeouts, and without the flag for an absolute time: then none of them is left out.
+    # The arguments have a timeout and no flag for an absolute time, so crckpt warns of all its calls.
     lines = {number: f"{number} 0x0 0x0 0x0 0x1 0x0 0x0 {stack:#x} 0x0" for number in range(460)}
     named = {number: call for number, line in lines.items() if (call := parse_call(line, machine)[0])}
     assert len(named) > 5

@@ -82,7 +82,7 @@ def _make_fifo(path: Path) -> None:
         ("file-differs", lambda path: _rewrite(path, b"0"), "it has 1 bytes, but here 10"),
         ("file-differs", lambda path: _rewrite(path, _CONTENT + b"1"), "it has 11 bytes, but here 10"),
         ("file-differs", lambda path: path.chmod(0o600), "chmod 0644 "),
-        # Who opens it waits without end.
+        # A process that opens a FIFO would wait forever.
         ("file-differs", _make_fifo, "it is a device, socket or named pipe, but here a regular file"),
     ],
 )
@@ -138,7 +138,7 @@ def test_file_owned_by_another_user_is_a_blocker(
     assert f"user 12345 could replace {path} there" in answers.blockers[-1].what
     allowed = answer_here(replace(questions, allows_weaker=True), destination_store)
     assert (keys(allowed), "file-of-another" in warned(allowed)) == (["pid-taken"], True)
-    # Of the same user as here, or of the program's.
+    # The file belongs to the same user as at the source, or to the program's user.
     os.chown(path, 12345, 12345)
     assert "file-of-another" not in keys(answer_here(ask_about(plan), destination_store))
 

@@ -70,7 +70,7 @@ def test_abort_message_does_not_wait_for_data_under_a_bandwidth() -> None:
         source.abort("enough", timeout=60)
         assert destination.receive(Abort) == Abort("enough")
         assert len(collected.content) < 1 << 19
-        # Whoever sends again is bound by the bandwidth again.
+        # Data that is sent after the abort is limited by the bandwidth again.
         source.send_data(3, bytes(source.data_bytes))
         source.send(Sent())
         assert destination.receive(Sent) == Sent()

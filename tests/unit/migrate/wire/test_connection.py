@@ -134,7 +134,7 @@ def test_unexpected_message_is_reported() -> None:
         source.send(Stored())
         with pytest.raises(ProtocolError, match="source sent Stored instead of Lacking or Offer"):
             destination.receive(Lacking, Offer)
-        # Of no use any more.
+        # The connection cannot be used any more.
         with pytest.raises(ProtocolError, match="Stored instead of"):
             destination.send(Aborted())
 
@@ -203,7 +203,7 @@ def test_receiver_error_is_raised_and_the_rest_discarded() -> None:
 
         def receive() -> None:
             with destination.receiving(Full()):
-                # Not before: a pack that nobody waits for ends the connection.
+                # Start to send only now, because a pack that nobody waits for ends the connection.
                 sending.start()
                 destination.receive(Sent)
 
@@ -298,7 +298,7 @@ def test_bandwidth_limits_data() -> None:
             source.send_data(3, content[at : at + source.data_bytes])
         source.send(Sent())
         destination.receive(Sent)
-        # All but the last frame took its time.
+        # The bandwidth delays all frames except the last one.
         assert time.monotonic() - began >= (len(content) - source.data_bytes) / 200_000
     assert collected.largest == source.data_bytes == 200_000 // 32
 

@@ -250,7 +250,7 @@ def test_end_of_ssh_is_explained(ssh: Callable[[str], tuple[str, ...]], text: st
         ("sudo: crckpt: command not found", 1, "secure_path"),
         ("sudo: unable to open /etc/sudoers: Input/output error", 1, "see what this says: ssh -p 22 ada@fd77::2 sudo"),
         ("sh: 1: sudo: not found", 127, "check that this works: ssh -p 22 ada@fd77::2 sudo crckpt --version"),
-        # What sudo warns of, and crckpt failed.
+        # sudo only warns, and crckpt failed.
         ("sudo: unable to resolve host there: Name or service not known", 30, "sudo crckpt doctor"),
     ],
 )

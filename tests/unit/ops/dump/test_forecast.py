@@ -11,7 +11,7 @@ MIB = 1 << 20
 ROUND = RoundResult(number=1, pages=1, bytes=0, fixed_bytes=4 * MIB, ms=100.0, frozen_ms=10.0)
 
 
-# Of a tree that had 100 MiB when it was looked at, where a MiB takes a millisecond and nothing else any.
+# The tree had 100 MiB when it was examined. One MiB takes a millisecond, and other objects take no time.
 SPEED, LOAD = DumpSpeed(byte_ms=1 / MIB, slowness=0.0, around_ms=50.0), Load(memory=100 * MIB)
 
 

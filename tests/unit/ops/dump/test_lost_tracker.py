@@ -48,7 +48,7 @@ def test_tracker_ended_on_request_is_remembered_until_its_process_ends(root: pro
     mark_ended(root.pid)
     assert was_ended(root)
     assert why_no_tracker(root, None) == ENDED_ON_REQUEST
-    # The mark of a process that has ended goes with the next list of all keepers.
+    # The next listing of all keepers removes the mark of a process that has ended.
     gone = record_path(KEEPER, root.identity, ENDED_MARK).with_name(f"{root.pid}-1.ended")
     gone.touch()
     for one in keepers():

@@ -29,7 +29,7 @@ def test_fork_lacks_claimed_and_remaining_batches() -> None:
     batches.finish(0)
     child = batches.copy()
     assert sorted(claim_all(child)) == [1, 2, 3]
-    # As does a child of that.
+    # A child of the child lacks the same batches.
     assert sorted(claim_all(child.copy())) == [1, 2, 3]
 
 

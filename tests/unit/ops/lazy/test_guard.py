@@ -72,6 +72,6 @@ def test_only_forks_of_the_tree_are_ended(user: int) -> None:
         tree.write(Family.of([found]))
         _end(tree.read())
         assert root.wait() == -9
-        # The child had it open, too.
+        # The pipe ends only after the child, which has it open, has ended, too.
         assert root.stdout.read() == b""
         assert other.poll() is None

@@ -137,7 +137,7 @@ def test_page_that_the_program_changed_has_no_mark() -> None:
         content = ctypes.create_string_buffer(2 * PAGE_SIZE)
         source = -(-ctypes.addressof(content) // PAGE_SIZE) * PAGE_SIZE
         assert missing.copy(program.address, source, PAGE_SIZE) == (PAGE_SIZE, 0)
-        # Where it has removed the guard, it gets zeros; marks and guard pages stay.
+        # A page whose guard the program removed gets zeros. Marks and other guard pages stay.
         assert [missing.zero(program.address + page * PAGE_SIZE) for page in (1, 2, 3)] == [False, True, False]
         assert find(program, marks) == [(1, 2), (4, 8), (9, PAGES)]
 
@@ -155,7 +155,7 @@ def test_process_of_a_fork_is_found() -> None:
         (message,) = child.read()
         marks = finder.answer(message.third, message.second)
         assert marks is not None
-        # It is that of the child: what happens to its memory is seen there.
+        # The userfaultfd is that of the child, so it shows changes of the child's memory.
         child.zero(program.address)
         child.mark(program.address, program.address + PAGE_SIZE, is_set=False)
         assert find(program, marks) == [(1, PAGES)]

@@ -87,7 +87,7 @@ def test_restore_of_a_job_that_was_never_moved_is_accepted(
 @pytest.mark.parametrize(
     ("side", "state", "is_held", "expected"),
     [
-        # It ended neither here nor there: the move was aborted.
+        # The tree ended on neither host: the move was aborted.
         ("source", "committing", False, FREE),
         # CRIU decides within moments.
         ("source", "committing", True, FINISH),
@@ -160,7 +160,7 @@ def test_restore_that_waits_for_a_move_is_reported(repository: Repository, side:
     move = record_move(repository, side, FIRST[side], alive=True)
     with repository.restoring(move.job):
         assert _find_holder(repository, move) == f"job is being moved {words} by crckpt (PID {os.getpid()})"
-        # Another process has it.
+        # Another process owns the move.
         store_move(repository.backend, replace(move, owner=replace(move.owner, pid=os.getppid())))
         assert _find_holder(repository, move).startswith("another restore of job is in progress: PID")
         remove_move(repository.backend, move.job)

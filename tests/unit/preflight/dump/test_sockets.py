@@ -33,7 +33,7 @@ def test_tcp_option_is_passed_to_criu_for_connections_made_later() -> None:
         "keep",
         "a TCP connection may be made before the freeze",
     )
-    # To keep them the network is locked: not for nothing, and not where that would fail.
+    # The option needs a network lock, so it is not passed without sockets, or where the lock would fail.
     assert plan(TWO_PROCESSES, "keep").options.tcp is None
     assert plan(listening, "keep", nftables=False).options.tcp is None
     assert plan(listening).options.tcp is None

@@ -50,7 +50,7 @@ def unpack_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str
         counts[self.digest, frame] += 1
         original(self, frame, stored)
 
-    # Nothing but the work tells how much of it was done.
+    # The test counts the calls of `check`, because the result does not show how often a frame was unpacked.
     monkeypatch.setattr(Pack, "check", counted)
     with smaller_bounds(reader, _SMALL=0):
         yield counts
@@ -110,7 +110,7 @@ def test_pages_stored_together_are_passed_without_a_copy(tmp_path: Path, monkeyp
     program = start_program(tmp_path / "images", 4000)
     memory = (program.directory / "pages-1.img").read_bytes()
     whole, scattered = series(repository, program, 2, 0.2)
-    # A copy has the same bytes: that there is none shows only where there is no room for it.
+    # A copy would have the same bytes, so the test removes the memory where a copy would be made.
     monkeypatch.setattr(reader, "_Ring", NoCopyMemory)
     assert image(repository, whole, "pages-1.img") == memory
     with pytest.raises(AssertionError, match="are copied"):

@@ -192,7 +192,7 @@ def unpack_before(repository: Repository, stored: Checkpoint, reserved: int = 0)
     """All frames of a checkpoint's memory."""
     unpacked = UnpackedFrames(reserved)
     unpacked.begin(contents_of(repository, stored))
-    # What has not begun would be dropped.
+    # `stop` would drop frames whose unpacking has not begun.
     unpacked.wait()
     unpacked.stop()
     return unpacked

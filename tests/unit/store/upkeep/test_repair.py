@@ -121,7 +121,7 @@ def test_each_frame_comes_from_the_store_where_it_is_intact(
     there.write_bytes(whole[:-1])
     flip(there, len(whole) // 2)
     spoilt = there.read_bytes()
-    # Neither table can be read by itself: then there is nothing to go by.
+    # Both tables are damaged, so crckpt does not know where the frames are.
     flip(here, len(whole) - 60)
     assert len(repair(repository, source=copy).unrepaired) == 1
     flip(here, len(whole) - 60)

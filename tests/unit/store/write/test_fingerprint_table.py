@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crckpt.store.fingerprints import FingerprintTable
 from crckpt.store.format.extents import Numbers
 
-# They meet in slots, and come again.
+# These numbers collide in the slots of the table, and occur repeatedly.
 LOW = st.sampled_from([0, 1, 2, 7, 8, 1 << 20, 1 << 21, 1 << 22, (1 << 20) + 1, (1 << 64) - 1])
 PRINTS = LOW.map(lambda low: (low, low ^ 5))
 BATCHES = st.lists(st.lists(PRINTS, max_size=40), max_size=6)

@@ -122,6 +122,6 @@ def test_images_of_another_user_are_not_read_before_the_commit(tmp_path: Path) -
     for path in images.iterdir():
         os.chown(path, NOBODY, NOBODY)
     preparation = Preparation(open_store(tmp_path), images)
-    # It returns by itself.
+    # `run` returns without a request to stop.
     preparation.run()
     assert (PAGES, 0) not in preparation.examined

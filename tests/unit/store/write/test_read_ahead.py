@@ -59,7 +59,7 @@ def test_batches_examined_before_are_reused(tmp_path: Path, pool: Executor) -> N
     images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 10).directory
     sources = find_sources(images, b"")
     known = ExaminedPages(np.array([3]), np.zeros(1, np.uint64))
-    # A batch that is not whole was not examined while the image grew: what is known of its pages is of others.
+    # The last batch was incomplete when it was examined, so the known pages are not those of the whole batch.
     examined = {("pages-1.img", start): known for start in (BATCH_PAGES, 2 * BATCH_PAGES)}
     batches = [(batch.source.name, batch.examined is known) for batch in read_ahead(sources, KEY, pool, examined)]
     assert [is_known for name, is_known in batches if name == "pages-1.img"] == [False, True, False]

@@ -119,7 +119,7 @@ def test_tracker_that_closes_its_connection_counts_as_ended(root: proc.Process) 
     with listening(root) as listener, answering(listener), session(root) as held:
         with pytest.raises(HostCannot, match=ENDED):
             held.describe()
-        # That it is to end, it may hear no more.
+        # The tracker may not read the request to end any more.
         held.end()
 
 

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 NOBODY: Final = 65534
-# As CRIU does: with the library, a process is forked that is to be a user's, and makes its sockets.
+# Like CRIU with the library: forks the process of a user and makes its sockets.
 MAKES_SOCKETS_AS_CRIU: Final = """
 import ctypes, json, os, socket, struct, sys
 table, groups = sys.argv[1], range(1000, 1000 + int(sys.argv[2]))

@@ -132,7 +132,7 @@ def test_restored_sockets_are_created_with_the_rights_of_the_directorys_owner(pl
         ("bound", "by-root/two"): 0,
         ("bound", "theirs/three"): 0,
         ("bound", "theirs/link/four"): errno.ELOOP,
-        # Another directory might be there by then.
+        # The user could replace this directory by another one.
         ("bound", "theirs/roots/five"): errno.EACCES,
         ("removed", "theirs/link/thing"): errno.ELOOP,
         ("removed", "roots/one"): 0,
@@ -196,7 +196,7 @@ def test_program_of_a_user_removes_only_sockets_that_it_may_remove(
         ("removed", "user/file"): errno.EPERM,
         ("bound", "user/s"): 0,
         ("removed", "user/s"): 0,
-        # The program has dropped root's rights since it has bound it. Nobody but root can have put it there.
+        # The program bound the socket as root and dropped its rights later. Only root can have put the socket there.
         ("bound", "roots/s"): 0,
     }
     results = _tried(*((what, place / name) for what, name in expected), table=place / "holders")

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 NOBODY: Final = 65534
-# As CRIU does: with the library, a process is forked that is to be a user's. It opens what is watched as root.
+# Like CRIU with the library: forks the process of a user, which opens the watched files as root.
 WATCHING_PROGRAM: Final = """
 import ctypes, errno, fcntl, json, os, struct, sys
 table, mine, roots = sys.argv[1:]
