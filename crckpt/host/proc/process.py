@@ -73,6 +73,7 @@ class Process(Struct, frozen=True):
     outside the namespace as 0; `namespaces` maps kind to inode. `uids` and `gids` are real,
     effective, saved and file system ids. `trapped` is whether SIGTRAP waits for it, as it does at a breakpoint.
     `seccomp` is 0, 1 (strict) or 2 (filter), of its first thread. Its parent gets `exit_signal` when it ends.
+    `terminal` is the device of its controlling terminal, 0 if it has none.
     """
 
     pid: int
@@ -93,6 +94,7 @@ class Process(Struct, frozen=True):
     seccomp: int = 0
     ns_sids: tuple[int, ...] = ()
     exit_signal: int = signal.SIGCHLD
+    terminal: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -133,6 +135,7 @@ def read_process(pid: int) -> Process | None:
         trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
         seccomp=int(status.get("Seccomp", "0")),
         exit_signal=stat.exit_signal,
+        terminal=stat.terminal,
         ns_sids=tuple(int(part) for part in status.get("NSsid", str(stat.sid)).split()),
     )
 

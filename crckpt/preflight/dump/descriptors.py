@@ -100,6 +100,12 @@ def _judge_terminals(observed: Observed) -> Iterator[Finding]:
     comms = {process.pid: process.comm for process in observed.tree.processes}
     for found in observed.unsaved_current:
         yield cause("terminal-current").finding(process=f"process {found.pid} ({comms[found.pid]})")
+    # A process gets it at its fork or as the leader of a session, and CRIU opens terminals when all processes are there
+    # (criu/tty.c, tty_restore_ctl_terminal). A tree without the leader joins the session of CRIU.
+    living = [process for process in observed.tree.processes if process.terminal and not process.has_ended]
+    if without := [process for process in living if process.sid != process.pid and process.sid in comms]:
+        others = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        yield cause("terminal-of-leader").finding(process=f"process {without[0].pid} ({without[0].comm}){others}")
     for path in sorted({found.target for found in observed.descriptors}):
         if (number := _PTY.fullmatch(path)) and int(number[1]) > _LAST_PTY:
             yield cause("terminal-large").finding(path=path)

@@ -46,6 +46,18 @@ def test_terminal_whose_master_is_in_the_tree_needs_no_shell_job(master: str) ->
     assert plan(with_files(other, TERMINAL)).options.shell_job
 
 
+def test_processes_that_lose_their_controlling_terminal_are_a_warning() -> None:
+    """The leader of the session gets it again. Without the leader the tree joins CRIU's session."""
+    leader, child = replace(ROOT, terminal=34816), replace(CHILD, sid=ROOT.pid, terminal=34816)
+    (warning,) = plan(with_tree(leader, child, replace(child, pid=102, terminal=0))).warnings
+    assert warning.key == "terminal-of-leader"
+    assert f"process {child.pid} ({child.comm}) cannot" in warning.what
+    (warning,) = plan(with_tree(leader, child, replace(child, pid=102))).warnings
+    assert f"process {child.pid} ({child.comm}) and 1 more" in warning.what
+    assert plan(with_tree(leader, replace(child, state="zombie"))).warnings == ()
+    assert plan(with_tree(replace(leader, sid=7), replace(child, sid=7))).warnings == ()
+
+
 def test_too_large_terminal_number_is_a_blocker() -> None:
     terminal = replace(TERMINAL, device=os.makedev(139, 233))
     large = replace(terminal, target="/dev/pts/1001")
