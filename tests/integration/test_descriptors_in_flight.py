@@ -74,7 +74,7 @@ def test_restore_does_not_pass_a_file_opened_by_root_through_a_socket_to_another
     with stopped(crckpt, sender(kind), "--force") as tree:
         error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
         assert f"process {tree.pid} (python3) could receive " in error
-        assert f"{name} as root has it: it waits in a unix socket" in error
+        assert f"{name} as if root had opened it: it waits in a unix socket" in error
         assert "waits in a unix socket" in crckpt.run("rehearse", JOB, status=REHEARSAL_FAILED).err
         before = tree.counters()
         assert "waits in a unix socket" in crckpt.run("restore", JOB, "--detach", "--allow-weaker").out

@@ -160,7 +160,7 @@ def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
         ("urgent-byte", "which byte was sent out of band (MSG_OOB)"),
         ("pending-error", "an error that the program has not been told yet"),
         ("moved-socket", "has another name now"),
-        ("exit-signal", "tells its parent by signal 10 that it has ended"),
+        ("exit-signal", "sends its parent signal 10 when it ends"),
     ],
 )
 def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str, what: str) -> None:

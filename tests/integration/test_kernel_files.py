@@ -71,7 +71,7 @@ def as_nobody(code: str, *words: str) -> Case:
 def refused(crckpt: Crckpt, tree: Tree, path: str) -> None:
     """Check that the restore and the rehearsal are refused because of this path."""
     error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
-    assert f"process {tree.pid} (python3) would have {path} open as root has it" in error
+    assert f"process {tree.pid} (python3) would have {path} open as if root had opened it" in error
     assert not Path(f"/proc/{tree.pid}").exists()
     assert path in crckpt.run("rehearse", JOB, status=25).err
 
@@ -124,7 +124,7 @@ def test_memory_of_a_child_with_more_rights_is_not_opened(crckpt: Crckpt) -> Non
         with stopped(crckpt, as_nobody(PROGRAM_WITH_THE_MEMORY_OF_ITS_CHILD, str(cat)), "--force") as tree:
             error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
             assert f"process {tree.pid} (python3) would have /proc/" in error
-            assert "/mem open as root has it" in error
+            assert "/mem open as if root had opened it" in error
 
 
 @pytest.mark.parametrize("gains", ["a capability", "root"])
@@ -144,7 +144,7 @@ def test_memory_of_an_executed_program_with_more_rights_is_not_opened(crckpt: Cr
             os.setxattr(python, "security.capability", DAC_OVERRIDE)
         with stopped(crckpt, as_nobody(PROGRAM_THAT_EXECUTES_ANOTHER, str(python)), "--force") as tree:
             error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
-            assert re.search(r"would have /proc/\d+/mem open as root has it", error)
+            assert re.search(r"would have /proc/\d+/mem open as if root had opened it", error)
             assert not Path(f"/proc/{tree.pid}").exists()
 
 

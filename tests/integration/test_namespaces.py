@@ -61,7 +61,7 @@ def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
     """The tree would be ended, and no restore could restart it."""
     case = Case("user", (*AS_NOBODY, "unshare", "--user", "--map-root-user", *COUNTER), user=NOBODY)
     with started(case) as tree:
-        _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
+        _is_refused(crckpt, tree, "runs in a user namespace other than crckpt's")
 
 
 def test_programs_of_an_unprivileged_user_are_not_run_with_our_rights(crckpt: Crckpt) -> None:
@@ -69,7 +69,7 @@ def test_programs_of_an_unprivileged_user_are_not_run_with_our_rights(crckpt: Cr
     apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT_THAT_REPLACES_CRIU, TRAP_SCRIPT)
     case = Case("mounts", (*AS_NOBODY, *apart, *COUNTER), user=NOBODY)
     with started(case) as tree:
-        _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
+        _is_refused(crckpt, tree, "runs in a user namespace other than crckpt's")
 
 
 @pytest.mark.parametrize("command", ["doctor", "dump"])

@@ -91,7 +91,7 @@ def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
             assert f"{library} changed since the checkpoint: package crckpt-held became 2.0 at " in result.err
             assert f"(mapped by python3, PID {tree.pid})" in result.err
             assert "install crckpt-held 1.0 again" in result.err
-            assert f"{library} is another build" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert f"{library} is a different build" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
             database.install(old)
             crckpt.run("restore", JOB, "--detach")
             tree.wait_growth(before)

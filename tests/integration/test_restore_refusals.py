@@ -92,7 +92,10 @@ DAMAGES = (
     Damage("mode.txt", lambda path: path.chmod(0o600), "{path} has mode 0600 since ", "chmod 0640"),
     Damage("read.txt", _make_directory, "{path} is a directory since ", "put back", Path.rmdir),
     Damage(
-        "libheld.so", lambda path: _build(path, 43), "{path} is another build than at the checkpoint, since ", "install"
+        "libheld.so",
+        lambda path: _build(path, 43),
+        "{path} is a different build than at the checkpoint, since ",
+        "install",
     ),
     Damage("libheld.so", Path.unlink, "{path} is missing (mapped by python3, PID {pid})", "put it back"),
 )
@@ -173,7 +176,7 @@ def test_library_that_became_longer_by_an_upgrade_is_not_cut_back(crckpt: Crckpt
     with _put_back(path):
         _build(path, 43, more="int more[] = {" + "1," * 5000 + "};\n")
         content = path.read_bytes()
-        assert f"{path} is another build" in _refused(crckpt, "--grown", "rewind")
+        assert f"{path} is a different build" in _refused(crckpt, "--grown", "rewind")
         assert path.read_bytes() == content
     crckpt.run("restore", JOB, "--detach")
 

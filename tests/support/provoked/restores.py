@@ -246,7 +246,7 @@ FILES: Final = (
     Restore("open-refused", file_is_directory, says="{workdir}/file cannot be opened: Is a directory"),
     Restore("bad-size", file_shorter, says="{workdir}/file has 1 bytes, the checkpoint expects 4"),
     Restore("bad-mode", file_has_other_mode, says="{workdir}/file has mode 0600; at the checkpoint it had 0644"),
-    Restore("bad-kind", directory_is_file, says="{workdir}/cwd is a file of another kind"),
+    Restore("bad-kind", directory_is_file, says="{workdir}/cwd is not the kind of file that it was"),
     Restore("bad-build", other_build, NOTHING, "{workdir}/python was replaced", copied=True),
     Restore("file-position", file_is_pipe),
     Restore("fifo", pipe_gone, says="{workdir}/fifo cannot be opened"),

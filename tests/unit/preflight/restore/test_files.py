@@ -297,7 +297,7 @@ def test_other_build_of_a_library_is_a_blocker(planned_restore: PlannedRestore, 
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     blocker = only_blocker(judge_restore(planned_restore, with_changed(host, libc, build_id="00ff")))
     assert blocker.startswith(
-        f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by"
+        f"file-replaced: {libc} is a different build than at the checkpoint, since {CHANGED} (mapped by"
     )
     assert file_of(planned_restore.tree, libc).build_id in blocker
     assert judge_restore(planned_restore, with_changed(host, libc, build_id="")).blockers == (), (
