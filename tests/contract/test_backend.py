@@ -81,7 +81,7 @@ def test_file_that_was_stored_is_read_back_unchanged(backend: Backend, name: str
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_missing_names_raise_file_not_found(backend: Backend, name: str) -> None:
+def test_reading_a_missing_name_raises_file_not_found(backend: Backend, name: str) -> None:
     with pytest.raises(FileNotFoundError):
         backend.read(name, 100)
     with pytest.raises(FileNotFoundError), backend.open(name):
@@ -101,7 +101,7 @@ def test_read_refuses_a_file_above_the_size_limit(backend: Backend) -> None:
         backend.read(TAG, 4)
 
 
-def test_byte_ranges_are_read(backend: Backend) -> None:
+def test_ranges_of_bytes_of_a_stored_file_are_read(backend: Backend) -> None:
     content = bytes(range(256)) * 40
     backend.put_files({pack_name(PackId(ONE)): _finished(backend, content)}, WHAT)
     with backend.open(pack_name(PackId(ONE))) as file:
@@ -125,14 +125,14 @@ def test_open_file_stays_readable_after_replace_and_remove(backend: Backend) -> 
         assert file.read(3, 0) == b"old"
 
 
-def test_file_is_mapped(backend: Backend) -> None:
+def test_stored_file_is_mapped(backend: Backend) -> None:
     backend.put(fingerprints_name(PackId(ONE)), b"0123456789", WHAT)
     content = backend.map(fingerprints_name(PackId(ONE)))
     backend.remove(fingerprints_name(PackId(ONE)), WHAT)
     assert bytes(content[2:5]) == b"234"
 
 
-def test_names_are_listed_in_order(backend: Backend) -> None:
+def test_names_in_a_directory_are_listed_in_order(backend: Backend) -> None:
     for directory in (CHECKPOINTS, PACKS, TAGS, FINGERPRINTS, PENDING, f"{TAGS}/job"):
         assert backend.names_in(directory) == []
     for name in ("c", "a", "b"):
@@ -186,7 +186,7 @@ def test_concurrent_put_if_absent_succeeds_once(backend: Backend) -> None:
     assert [b"%d" % number for number in won] == [backend.read(manifest_name(ONE), 100)]
 
 
-def test_put_files_moves_finished_files_in(backend: Backend) -> None:
+def test_put_files_moves_finished_files_into_the_backend(backend: Backend) -> None:
     files = {pack_name(PackId(digest)): _finished(backend, digest.encode()) for digest in (ONE, TWO)}
     backend.put_files(files, WHAT)
     assert [backend.read(name, 100) for name in files] == [ONE.encode(), TWO.encode()]
@@ -199,7 +199,7 @@ def test_put_files_moves_finished_files_in(backend: Backend) -> None:
     assert list(backend.scratch.iterdir()) == []
 
 
-def test_file_is_removed(backend: Backend) -> None:
+def test_stored_file_is_removed(backend: Backend) -> None:
     for name in PLACES:
         backend.put(name, b"x", WHAT)
     backend.remove(TAG, WHAT)
@@ -229,7 +229,7 @@ def test_several_directories_are_removed_at_once(backend: Backend) -> None:
     assert list(backend.scratch.iterdir()) == []
 
 
-def test_no_leftovers_are_reported_without_a_crash(backend: Backend) -> None:
+def test_backend_reports_no_leftovers_without_a_crash(backend: Backend) -> None:
     for name in PLACES:
         backend.put(name, b"x", WHAT)
     with backend.locked(alone=True, timeout=0):
@@ -250,14 +250,14 @@ RESTORE: Lock = lambda backend, timeout: backend.restores_locked(JobName("job"),
 
 
 @pytest.mark.parametrize(("first", "second"), [(SHARED, ALONE), (ALONE, SHARED), (ALONE, ALONE), (RESTORE, RESTORE)])
-def test_exclusive_lock_excludes_others(backend: Backend, first: Lock, second: Lock) -> None:
+def test_exclusive_lock_of_a_backend_excludes_others(backend: Backend, first: Lock, second: Lock) -> None:
     with first(backend, 0), pytest.raises(StoreLocked), second(backend, 0.05):
         pass
     with second(backend, 0):
         pass
 
 
-def test_shared_locks_exclude_an_exclusive_lock(backend: Backend) -> None:
+def test_shared_locks_of_a_backend_exclude_an_exclusive_lock(backend: Backend) -> None:
     with SHARED(backend, 0), SHARED(backend, 0), pytest.raises(StoreLocked), ALONE(backend, 0):
         pass
     with ALONE(backend, 0):

@@ -63,7 +63,7 @@ def _names(checkpoints: tuple[Checkpoint, ...]) -> set[str]:
     }
 
 
-def test_stored_series_can_be_materialized(tmp_path: Path) -> None:
+def test_series_of_checkpoints_in_memory_can_be_read_back(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
     assert second.parent == first.id
@@ -91,7 +91,7 @@ def test_incremental_images_are_completed_from_the_parent(tmp_path: Path) -> Non
     assert verify(repository).damages == ()
 
 
-def test_tags_and_pending_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_store_in_memory_keeps_tags_and_pending_checkpoints(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first = store(repository, tmp_path, FIRST)
     repository.tag(first.id, "good")
@@ -149,7 +149,7 @@ def _copy(here: MemoryBackend, there: Backend) -> None:
         there.put(name, content, "copy")
 
 
-def test_exclusive_lock_waits_for_the_shared_one(tmp_path: Path) -> None:
+def test_exclusive_lock_of_a_store_in_memory_waits_for_the_shared_one(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     other = Repository(backend, read_store_id(backend))
     with repository.shared(), pytest.raises(StoreLocked), other.exclusive(timeout=0):

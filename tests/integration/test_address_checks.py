@@ -60,13 +60,13 @@ def only(findings: tuple[Finding, ...]) -> tuple[str, str]:
 
 
 @families
-def test_source_with_the_address_is_accepted(host: Machine, address: HostAddress) -> None:
+def test_source_that_has_the_moved_address_is_accepted(host: Machine, address: HostAddress) -> None:
     add(host, address)
     assert check_source([address]) == ()
 
 
 @families
-def test_source_without_the_address_is_refused(host: Machine, address: HostAddress) -> None:
+def test_source_that_does_not_have_the_moved_address_is_refused(host: Machine, address: HostAddress) -> None:
     assert only(check_source([address])) == (
         f"this host does not have the address {address.ip}",
         "list its addresses: ip address show",
@@ -74,7 +74,7 @@ def test_source_without_the_address_is_refused(host: Machine, address: HostAddre
 
 
 @families
-def test_source_with_the_address_on_another_interface_is_refused(host: Machine, address: HostAddress) -> None:
+def test_source_that_has_the_moved_address_on_another_interface_is_refused(host: Machine, address: HostAddress) -> None:
     """The remedy is the option to type."""
     add(host, address)
     other = HostAddress(address.ip, address.length - 1, address.device)
@@ -83,7 +83,7 @@ def test_source_with_the_address_on_another_interface_is_refused(host: Machine, 
 
 
 @families
-def test_leased_address_is_refused(host: Machine, address: HostAddress) -> None:
+def test_move_of_an_address_leased_by_dhcp_is_refused(host: Machine, address: HostAddress) -> None:
     """The suggested remedy works."""
     add(host, address, "valid_lft", "1000", "preferred_lft", "1000")
     found, remedy = only(check_source([address]))
@@ -92,7 +92,7 @@ def test_leased_address_is_refused(host: Machine, address: HostAddress) -> None:
     assert check_source([address]) == ()
 
 
-def test_address_whose_removal_removes_others_is_refused(host: Machine) -> None:
+def test_move_of_an_address_whose_removal_removes_others_is_refused(host: Machine) -> None:
     """The kernel removes all addresses of a network with the first one, unless it promotes them. The remedy works."""
     network = parse_address(f"10.78.0.1/24@{DEVICE}")
     add(host, network)
@@ -107,7 +107,7 @@ def test_address_whose_removal_removes_others_is_refused(host: Machine) -> None:
     assert "10.78.0.2/24" in host.addresses()
 
 
-def test_address_that_routes_depend_on_is_refused(host: Machine) -> None:
+def test_move_of_an_address_that_routes_depend_on_is_refused(host: Machine) -> None:
     add(host, IPV4)
     host.run("ip", "route", "add", "10.99.0.0/16", "via", "10.77.0.3", "src", IPV4.ip)
     found, _ = only(check_source([IPV4]))
@@ -174,7 +174,7 @@ def test_address_of_the_moves_own_connection_is_refused(
     assert "your ssh session uses" in only(check_source([address]))[0]
 
 
-def test_missing_ip_program_is_reported(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_addresses_reports_a_missing_ip_program(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", "/nowhere")
     for check in (check_source, check_destination):
         assert only(check([IPV4])) == ("ip is not installed", "apt-get install iproute2")

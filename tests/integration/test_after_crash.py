@@ -206,7 +206,7 @@ def test_five_logs_of_one_tree_are_reported_and_cut_back(crckpt: Crckpt) -> None
 
 
 @pytest.mark.skipif(bool(REDIS.missing()), reason=f"not installed: {REDIS.missing()}")
-def test_redis_agrees_with_its_append_only_file(crckpt: Crckpt) -> None:
+def test_restored_redis_has_the_keys_of_its_append_only_file(crckpt: Crckpt) -> None:
     """After the restore, another redis that reads the file finds the same keys."""
     with started(REDIS) as tree:
         crckpt.run("dump", str(tree.pid), JOB)

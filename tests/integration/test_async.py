@@ -65,7 +65,7 @@ def test_checkpoint_is_listed_as_committing_until_durable(crckpt: Crckpt, tree: 
     crckpt.run("verify", "--all")
 
 
-def test_stored_checkpoint_can_be_restored(crckpt: Crckpt) -> None:
+def test_checkpoint_stored_in_the_background_can_be_restored(crckpt: Crckpt) -> None:
     with started(program("counter")) as tree:
         before = tree.counters()
         with _stored_later(crckpt, tree) as pid:

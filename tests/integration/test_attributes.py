@@ -89,7 +89,7 @@ def test_each_restorable_attribute_has_a_test() -> None:
     assert {attribute.test for attribute in COVERAGE if attribute.back != "not" and attribute.test} <= {*NAMES}
 
 
-def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:
+def test_dump_and_restore_report_the_loss_of_a_landlock_domain(crckpt: Crckpt) -> None:
     """The dump reports the loss. The restore is refused, or runs with less protection if that is allowed."""
     with started(program("attributes", "landlock")) as tree:
         dumped = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]
@@ -121,7 +121,7 @@ def test_dump_that_leaves_the_tree_running_records_its_landlock_domain(crckpt: C
         assert _of(tree)["process"]["mdwe"] == before["process"]["mdwe"] == [1, False]
 
 
-def test_program_that_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
+def test_program_whose_attributes_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
     """The program would catch our system call. The dump reports the possible loss before the program ends."""
     with started(program("attributes", "dispatch")) as tree:
         warnings = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
@@ -366,7 +366,7 @@ def test_restore_into_a_frozen_cgroup_is_refused(crckpt: Crckpt) -> None:
             tree.wait_growth(before)
 
 
-def test_missing_cgroup_limit_is_a_warning(crckpt: Crckpt) -> None:
+def test_restore_warns_if_a_cgroup_lacks_a_limit(crckpt: Crckpt) -> None:
     """The tree runs without the limit: a missing limit of tasks must not prevent the restore of a service."""
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
@@ -378,7 +378,7 @@ def test_missing_cgroup_limit_is_a_warning(crckpt: Crckpt) -> None:
         )
 
 
-def test_missing_device_rules_are_refused(crckpt: Crckpt) -> None:
+def test_restore_is_refused_if_a_cgroup_lacks_its_device_rules(crckpt: Crckpt) -> None:
     with _group("devices", devices__deny="a *:* rwm") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()
@@ -398,7 +398,7 @@ def test_missing_cgroup_that_had_no_limits_gives_no_warning(crckpt: Crckpt) -> N
         assert not _is_in(tree.pid, group)
 
 
-def test_loss_of_a_cgroup_namespace_is_reported(crckpt: Crckpt) -> None:
+def test_dump_reports_the_loss_of_a_cgroup_namespace(crckpt: Crckpt) -> None:
     case = program("counter")
     apart = type(case)(case.name, ("unshare", "--cgroup", *case.argv))
     with stopped(crckpt, apart) as tree:

@@ -35,7 +35,7 @@ def test_dump_of_a_pid_that_does_not_exist_is_refused(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", "pid:12", texts=("'pid:12' is not a valid target",), also_as_text=False)
 
 
-def test_negative_pid_is_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_negative_pid_is_refused(crckpt: Crckpt) -> None:
     """A shell would take `-5` for a process group."""
     _refused(crckpt, USAGE, "dump", "--", "-5", texts=("'-5' is not a PID",))
 
@@ -69,7 +69,7 @@ def _sleeping(*words: str) -> Iterator[int]:
         process.wait()
 
 
-def test_processes_that_cannot_be_frozen_are_refused(crckpt: Crckpt) -> None:
+def test_dump_of_processes_that_cannot_be_frozen_is_refused(crckpt: Crckpt) -> None:
     """The processes are ancestors of crckpt, the init process of the system, and kernel threads."""
     _refused(crckpt, REFUSED, "dump", str(os.getpid()), texts=(f"process {os.getpid()} ", "freeze itself"))
     _refused(
@@ -81,7 +81,7 @@ def test_processes_that_cannot_be_frozen_are_refused(crckpt: Crckpt) -> None:
     _refused(crckpt, REFUSED, "dump", str(threads[0]), texts=(f"process {threads[0]} ", "is a kernel thread"))
 
 
-def test_zombie_is_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_zombie_is_refused(crckpt: Crckpt) -> None:
     """The message names the parent, which alone can reap it."""
     ended = subprocess.Popen(["true"])
     try:
@@ -92,7 +92,7 @@ def test_zombie_is_refused(crckpt: Crckpt) -> None:
         ended.wait()
 
 
-def test_traced_process_is_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_traced_process_is_refused(crckpt: Crckpt) -> None:
     """Only one process can trace another: the tracer is named, and the tree keeps running under it."""
     with started(COUNTER) as tree, _traced(tree.pid) as tracer:
         texts = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
@@ -121,7 +121,7 @@ def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
         assert not crckpt.store.exists(), "a refused dump has made a store"
 
 
-def test_unusable_pidfiles_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_dump_by_an_unusable_pidfile_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     """A pidfile that is missing, is a directory, contains no PID, or names a process that has ended."""
     contents = {"garbage": b"12a\n", "empty": b"", "binary": b"\xff\x00\n", "stale": f"{NO_PID}\n".encode()}
     for name, content in contents.items():
@@ -135,7 +135,7 @@ def test_unusable_pidfiles_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     _refused(crckpt, ENDED, "dump", f"pidfile:{tmp_path}/stale", texts=(f"no process {NO_PID}",), also_as_text=False)
 
 
-def test_missing_cgroups_and_units_are_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_missing_cgroup_or_unit_is_refused(crckpt: Crckpt) -> None:
     """The cgroup and the unit are refused whether systemd runs or not."""
     _refused(crckpt, ENDED, "dump", "cgroup:/no/such", texts=("no cgroup /no/such",), also_as_text=False)
     document = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document

@@ -250,7 +250,7 @@ def test_traced_thread_is_refused_like_a_traced_process(crckpt: Crckpt) -> None:
         assert error["hint"] == blocker["remedy"]
 
 
-def test_lost_memory_seal_is_a_warning(crckpt: Crckpt) -> None:
+def test_dump_warns_that_a_memory_seal_will_be_lost(crckpt: Crckpt) -> None:
     with held("sealed") as tree:
         assert tree.facts()[""]["sealed"]
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]

@@ -116,7 +116,7 @@ def test_json_documents_have_the_documented_keys(crckpt: Crckpt, family: Tree, t
     assert set(listing[0]["statistics"]) == STATISTICS
 
 
-def test_show_names_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> None:
+def test_show_prints_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> None:
     """The text and the JSON document contain the names and sizes."""
     crckpt.run("dump", str(family.pid), "job")
     shown = crckpt.run("show", "job").out
@@ -162,7 +162,7 @@ def test_dry_run_of_a_dump_creates_no_store_and_does_not_stop_the_tree(crckpt: C
     assert not crckpt.store.exists()
 
 
-def test_flipped_bit_is_found_and_reported(crckpt: Crckpt, family: Tree) -> None:
+def test_flipped_bit_in_a_store_is_found_by_verify_and_restore(crckpt: Crckpt, family: Tree) -> None:
     """`verify` exits with 13 and names the checkpoint, and `restore` refuses it."""
     crckpt.run("dump", str(family.pid), "job")
     pack = next((crckpt.store / "packs").glob("*/*.pack"))
@@ -244,7 +244,7 @@ def test_manifest_does_not_contain_command_lines(crckpt: Crckpt, tmp_path: Path)
         target.wait()
 
 
-def test_version_prints_crckpt_and_criu(crckpt: Crckpt) -> None:
+def test_command_version_prints_the_versions_of_crckpt_and_criu(crckpt: Crckpt) -> None:
     """The output has the version of crckpt and that of CRIU."""
     lines = crckpt.run("--version").out.splitlines()
     assert lines[0].startswith("crckpt ")

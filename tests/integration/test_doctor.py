@@ -62,7 +62,7 @@ def facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {fact["key"]: fact for fact in document["result"]["facts"]}
 
 
-def test_json_output_has_the_documented_keys(crckpt_with_an_open_store: Crckpt) -> None:
+def test_json_output_of_doctor_has_the_documented_keys(crckpt_with_an_open_store: Crckpt) -> None:
     document = crckpt_with_an_open_store.run("doctor", "--json").document
     assert len(document["result"]["facts"]) == len(KEYS)
     assert facts(document).keys() == KEYS
@@ -100,7 +100,7 @@ def test_doctor_prints_the_verdict_first_and_then_only_the_problems(crckpt_with_
     assert lines[-1] == f"the other {known - len(rows)} of {known} checks are fine: crckpt doctor --all shows them"
 
 
-def test_broken_criu_option_is_reported(crckpt_with_an_open_store: Crckpt) -> None:
+def test_doctor_reports_a_broken_criu_given_with_the_option_criu(crckpt_with_an_open_store: Crckpt) -> None:
     _, criu, *_ = crckpt_with_an_open_store.run("doctor", "--criu", "/bin/false").out.splitlines()
     assert criu.startswith("CRIU ")
     assert "; /bin/false (--criu): it is not CRIU: its --version says 'false (GNU coreutils)" in criu
@@ -133,7 +133,7 @@ def test_criu_works_where_kernel_settings_are_read_only(crckpt: Crckpt) -> None:
     assert facts(json.loads(result.stdout))["criu"]["state"] == "ok"
 
 
-def test_all_checks_are_reported_without_root(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_doctor_reports_all_checks_without_root(crckpt: Crckpt, tmp_path: Path) -> None:
     nobody = (*AS_NOBODY, str(PROGRAM), "doctor", "--json")
     environment = crckpt.environment | {"HOME": str(tmp_path)}
     result = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)

@@ -35,7 +35,7 @@ def test_doctor_warns_of_nothing_in_trees_that_can_be_checkpointed(crckpt: Crckp
         assert {blocker.key for blocker in found.plan.blockers} == ({"tcp"} if case.tcp else set())
 
 
-def test_each_blocker_has_a_remedy(crckpt: Crckpt) -> None:
+def test_doctor_prints_a_remedy_for_each_blocker(crckpt: Crckpt) -> None:
     with started(BY_NAME["tcp-pair"]) as tree:
         output = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
         lines = output.splitlines()
@@ -45,7 +45,7 @@ def test_each_blocker_has_a_remedy(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("kind", "what"), [("udp", "UDP"), ("inotify", "inotify")])
-def test_expected_losses_are_reported(crckpt: Crckpt, kind: str, what: str) -> None:
+def test_doctor_reports_expected_losses_of_a_target(crckpt: Crckpt, kind: str, what: str) -> None:
     case = Case(kind, (PYTHON, str(PROGRAMS / "dialogue.py"), "{workdir}", "--hold", kind), tcp="keep")
     with started(case) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
@@ -56,7 +56,7 @@ def test_expected_losses_are_reported(crckpt: Crckpt, kind: str, what: str) -> N
         assert loss["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
 
 
-def test_invalid_targets_are_refused(crckpt: Crckpt) -> None:
+def test_doctor_refuses_invalid_targets(crckpt: Crckpt) -> None:
     assert "there is no process" in crckpt.run("doctor", "4194304", status=14).err
     assert "--fix fixes this host" in crckpt.run("doctor", "4194304", "--fix", status=2).err
     assert "is the init process of this system" in crckpt.run("doctor", "1", status=REFUSED).err
@@ -120,7 +120,7 @@ with tempfile.TemporaryFile(buffering=0) as file:
 """
 
 
-def test_deleted_open_files_count_towards_the_estimate(crckpt: Crckpt) -> None:
+def test_deleted_open_files_count_towards_the_estimate_of_doctor(crckpt: Crckpt) -> None:
     null = subprocess.DEVNULL
     argv = (PYTHON, "-S", "-E", "-c", PROGRAM_WITH_A_DELETED_FILE)
     with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as child:

@@ -70,7 +70,7 @@ def test_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, 
         assert_runs_on(tree, frozenset())
 
 
-def test_gc_tolerates_an_orphaned_criu(crckpt: Crckpt) -> None:
+def test_gc_succeeds_while_an_orphaned_criu_writes_images(crckpt: Crckpt) -> None:
     """CRIU gives up and resumes the tree. A second gc removes what CRIU has written."""
     with started(LARGE_PROGRAM) as tree:
         for _ in range(2):
@@ -173,7 +173,7 @@ def test_interruption_while_crckpt_starts_prints_one_line(crckpt: Crckpt) -> Non
 
 
 @pytest.mark.parametrize("name", ["log", "frozen", "images"])
-def test_killed_criu_is_reported(crckpt: Crckpt, name: str) -> None:
+def test_dump_reports_that_criu_was_killed(crckpt: Crckpt, name: str) -> None:
     """When CRIU is killed, the kernel releases the tree, and crckpt reports the state of the tree.
 
     A process may die that was executing a call for CRIU at that moment. The message names this process.
@@ -242,7 +242,7 @@ def test_message_says_that_the_tree_runs_on_if_criu_was_killed_after_the_checkpo
         ("userfaultfd", USERFAULTFD),
     ],
 )
-def test_refusal_by_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
+def test_dump_that_criu_refuses_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
     """CRIU fails after it has locked the connection. The message names the cause, and the tree is as before."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
@@ -305,7 +305,7 @@ def test_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_second_concurrent_dump_freezes_nothing(crckpt: Crckpt) -> None:
+def test_second_concurrent_dump_of_a_tree_does_not_freeze_it(crckpt: Crckpt) -> None:
     """Only one dump can hold the tree: the second waits, or is refused with a message that says so."""
     with started(DIALOGUE) as tree:
         for _ in range(examples(4)):

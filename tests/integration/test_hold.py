@@ -44,7 +44,7 @@ COUNTER: Final = next(case for case in CASES if case.name == "counter")
     [("60m", 40), ("40m", 0)],
     ids=("criu", "commit"),
 )
-def test_full_disk_leaves_the_tree_running(tmp_path: Path, size: str, filler: int) -> None:
+def test_dump_on_a_full_disk_leaves_the_tree_running(tmp_path: Path, size: str, filler: int) -> None:
     """The disk becomes full while CRIU writes, or the pack does not fit. The held tree and its connection continue."""
     with store_on_disk(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
         crckpt.run("dump", str(small.pid), "small")

@@ -176,7 +176,7 @@ def test_criu_writes_only_the_changed_pages(crckpt: Crckpt, target: Target, tmp_
     assert 0 < max(sizes) <= (len(target.written()) + FEW_PAGES) * PAGE
 
 
-def test_incremental_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> None:
+def test_incremental_dump_with_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     gone = keeper(crckpt, target)["pid"]
@@ -192,7 +192,9 @@ def test_incremental_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> No
     )
 
 
-def test_stop_without_room_for_statistics_is_committed(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_dump_with_stop_is_committed_although_there_is_no_space_for_statistics(
+    crckpt: Crckpt, target: Target, tmp_path: Path
+) -> None:
     """CRIU writes its statistics last: the checkpoint is complete, and the tree has ended."""
     run = 'for last; do [ "$before" != --work-dir ] || work=$last; before=$last; done\n'
     criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')

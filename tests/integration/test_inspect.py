@@ -185,7 +185,7 @@ def _live_maps(pid: int) -> dict[int, dict[str, int]]:
     return maps
 
 
-def test_environment_is_shown_only_on_request(two_checkpoints: TwoCheckpoints) -> None:
+def test_show_prints_the_environment_only_with_the_option_env(two_checkpoints: TwoCheckpoints) -> None:
     """The environment is never shown without the option."""
     (process,) = two_checkpoints.show("--env")["env"]
     assert process["pid"] == two_checkpoints.pid
@@ -196,7 +196,7 @@ def test_environment_is_shown_only_on_request(two_checkpoints: TwoCheckpoints) -
     assert "swordfish" not in rest + two_checkpoints.crckpt.run("show", "job").out
 
 
-def test_strings_finds_text_across_pages(two_checkpoints: TwoCheckpoints) -> None:
+def test_show_strings_finds_text_across_pages(two_checkpoints: TwoCheckpoints) -> None:
     """A text across the border of two pages is found at its address in each process."""
     found = two_checkpoints.show("--strings", r"known-\d+-te.t")["strings"]
     (there,) = (match for match in found if match["address"] == two_checkpoints.before["text"])
@@ -320,7 +320,7 @@ def test_diff_compares_processes_restored_in_between(tmp_path: Path) -> None:
     assert tree.pid in [change["pid"] for change in result["changed"]]
 
 
-def test_damaged_checkpoint_is_refused(two_checkpoints: TwoCheckpoints, tmp_path: Path) -> None:
+def test_show_and_diff_refuse_a_damaged_checkpoint(two_checkpoints: TwoCheckpoints, tmp_path: Path) -> None:
     """Nothing is printed about a damaged checkpoint."""
     store = tmp_path / "store"
     shutil.copytree(two_checkpoints.crckpt.store, store)

@@ -51,21 +51,21 @@ def prefix(folder: Path) -> Path:
     return folder / "prefix"
 
 
-def test_old_python_is_refused(prefix: Path, folder: Path) -> None:
+def test_installation_with_an_old_python_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "old", '[ "$1" = --version ] && echo Python 3.9.2 || exit 1')
     output = run("--prefix", prefix, "--python", python, status=CANNOT)
     assert output.startswith(f"scripts/install: Python 3.9.2 at {python} is too old: crckpt needs 3.11\n  next: ")
     assert not prefix.exists()
 
 
-def test_python_without_venv_is_refused(prefix: Path, folder: Path) -> None:
+def test_installation_with_a_python_without_venv_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "bare", "case $* in *venv*) exit 1 ;; esac")
     output = run("--prefix", prefix, "--python", python, status=CANNOT)
     assert output == f"scripts/install: {python} has no venv\n  next: apt-get install python3-venv\n"
     assert not prefix.exists()
 
 
-def test_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) -> None:
+def test_installation_with_a_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "mine", "exit 0")
     python.parent.chmod(0o700)
     output = run("--prefix", prefix, "--python", python, status=CANNOT)
@@ -84,13 +84,13 @@ def test_failed_step_of_an_installation_is_reported_in_one_line_and_undone(prefi
     assert not prefix.exists()
 
 
-def test_missing_write_permission_is_reported(prefix: Path) -> None:
+def test_installation_reports_a_missing_write_permission(prefix: Path) -> None:
     prefix.mkdir(mode=0o555)
     output = run("--prefix", prefix, status=CANNOT, before=AS_NOBODY)
     assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in output
 
 
-def test_invalid_arguments_print_the_usage(folder: Path) -> None:
+def test_installation_script_with_invalid_arguments_prints_its_usage(folder: Path) -> None:
     assert "Usage: scripts/install [OPTION...] [WHEEL]" in run("--nonsense", status=2)
     assert "Usage: scripts/install [OPTION...] [WHEEL]" in run("--prefix", status=2)
     assert "next: make one: scripts/build-wheel" in run(folder / "none.whl", status=CANNOT)

@@ -207,7 +207,7 @@ def test_interrupted_installation_of_criu_leaves_no_file(tmp_path: Path, number:
     assert [path.name for path in tmp_path.iterdir()] == [".criu.lock"]
 
 
-def test_repository_without_signature_is_refused(tmp_path: Path) -> None:
+def test_installation_of_criu_refuses_a_repository_without_signature(tmp_path: Path) -> None:
     """The script refuses the repository even if the machine's apt accepts unsigned ones."""
     mirror = repository(tmp_path)
     lax = tmp_path / "lax.conf"
@@ -219,7 +219,7 @@ def test_repository_without_signature_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
 
 
-def test_repository_signed_by_another_key_is_refused(tmp_path: Path) -> None:
+def test_installation_of_criu_refuses_a_repository_signed_by_another_key(tmp_path: Path) -> None:
     """A good signature is not enough: it must be Debian's."""
     mirror = repository(tmp_path)
     release = tmp_path / "mirror/dists/sid/Release"
@@ -265,7 +265,7 @@ def test_root_refuses_a_prefix_where_others_can_replace_criu(tmp_path: Path) -> 
     assert not (tmp_path / "ran").exists()
 
 
-def test_other_users_cannot_block_the_run(tmp_path: Path) -> None:
+def test_other_users_cannot_block_the_installation_of_criu(tmp_path: Path) -> None:
     """A user who can open a file can lock it. The lock of an older version was open to all."""
     lock = tmp_path / ".criu.lock"
     with lock.open("w") as held:
@@ -295,7 +295,7 @@ def test_installation_of_criu_by_a_user_suggests_sudo() -> None:
     assert result.stderr == "Checkpoints need root or CAP_CHECKPOINT_RESTORE.\n  next: sudo scripts/install-criu\n"
 
 
-def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
+def test_unknown_candidate_for_criu_is_a_usage_error(tmp_path: Path) -> None:
     """The message lists the existing candidates."""
     outcome = run(tmp_path / "criu", "path,woody")
     assert outcome.status == 2

@@ -91,7 +91,7 @@ def test_command_started_by_a_wrapper_has_the_job_name_of_the_command(crckpt: Cr
         assert dump(crckpt, child.pid) == "train"
 
 
-def test_printed_command_restores_the_dump(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_restore_command_printed_by_a_dump_restores_that_dump(crckpt: Crckpt, tmp_path: Path) -> None:
     """The command still works after another dump into the job."""
     one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
     with running(one.parent, PYTHON, one.name) as first, running(other.parent, PYTHON, other.name) as second:

@@ -69,7 +69,7 @@ def test_dump_of_a_thread_with_its_own_namespace_or_descriptor_table_is_refused(
 
 
 @EACH_KIND_OF_RESTORE
-def test_renamed_socket_keeps_its_name(crckpt: Crckpt, how: str) -> None:
+def test_restored_unix_socket_has_the_name_to_which_it_was_renamed(crckpt: Crckpt, how: str) -> None:
     """The first name did not exist at the dump, and does not exist after the restore."""
     with stopped(crckpt, program("kept_state", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["renamed-socket"] == [False, "name.tmp"]
@@ -107,7 +107,7 @@ AT_0X1000, NOT_PRESENT = "ff0f001000f34000", "ffff00000073cf00"
 """Entries of the local descriptor table, in the order of their bytes."""
 
 
-def test_ldt_segments_are_restored(crckpt: Crckpt) -> None:
+def test_segments_of_the_local_descriptor_table_are_restored(crckpt: Crckpt) -> None:
     """Wine uses such segments.
 
     Entry 3 has base 0x1000, entry 5 is marked as not present: both come back with the same 8 bytes.
@@ -146,7 +146,7 @@ def test_dump_keeps_unread_bytes_of_a_terminal(crckpt: Crckpt) -> None:
 
 
 @EACH_KIND_OF_RESTORE
-def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
+def test_restored_terminal_that_was_hung_up_is_hung_up(crckpt: Crckpt, how: str) -> None:
     with stopped(crckpt, program("kept_state", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["hung-up-terminal"] == [True, False, False]
         assert warnings == []
@@ -163,7 +163,7 @@ def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
         ("exit-signal", "sends its parent signal 10 when it ends"),
     ],
 )
-def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str, what: str) -> None:
+def test_dump_with_stop_refuses_losses_that_a_plain_dump_only_reports(crckpt: Crckpt, name: str, what: str) -> None:
     """doctor and a plain dump report the loss.
 
     `dump --stop` refuses and the program keeps running; with --force it ends.

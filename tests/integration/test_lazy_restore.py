@@ -110,7 +110,7 @@ def test_program_may_change_its_mappings_while_its_memory_is_filled(crckpt: Crck
 
 
 @pytest.mark.usefixtures("orphans_are_reaped")
-def test_resources_of_ended_children_are_released(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_memory_fill_releases_resources_of_ended_children(crckpt: Crckpt, tmp_path: Path) -> None:
     """The program may fork any number of children while its memory is filled."""
     with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
         (tmp_path / "go").touch()

@@ -228,7 +228,7 @@ def test_crckpt_removes_the_address_itself_if_its_guard_was_killed(hosts: Lan, m
         assert is_clean(hosts)
 
 
-def test_remains_of_two_killed_processes_are_removed(hosts: Lan, move_id: str) -> None:
+def test_address_left_by_a_killed_crckpt_and_its_killed_guard_is_removed(hosts: Lan, move_id: str) -> None:
     with mover(hosts, move_id, "claim") as process:
         guard = read_guard(process)
         assert process.stdout is not None
@@ -242,7 +242,7 @@ def test_remains_of_two_killed_processes_are_removed(hosts: Lan, move_id: str) -
             assert is_clean(hosts)
 
 
-def test_existing_address_is_not_removed(hosts: Lan, move_id: str) -> None:
+def test_address_that_the_destination_already_had_is_not_removed(hosts: Lan, move_id: str) -> None:
     hosts.destination.run("ip", "address", "add", IPV4.interface, "dev", DEVICE)
     with hosts.destination.entered():
         with (

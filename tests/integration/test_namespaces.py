@@ -57,7 +57,7 @@ exec "$@"
 """
 
 
-def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
+def test_dump_of_a_tree_in_a_user_namespace_is_refused(crckpt: Crckpt) -> None:
     """The tree would be ended, and no restore could restart it."""
     case = Case("user", (*AS_NOBODY, "unshare", "--user", "--map-root-user", *COUNTER), user=NOBODY)
     with started(case) as tree:

@@ -137,7 +137,7 @@ def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdi
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
 
 
-def test_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
+def test_restored_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
     """The program leads its session and edits lines itself."""
     with Tmux(workdir, PYTHON, "-q") as window:
         window.wait_for(lambda shown: ">>>" in shown, "the prompt")
@@ -199,7 +199,7 @@ def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: 
 
 
 @EACH_KIND_OF_START
-def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_program_on_a_new_terminal_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """The program's new terminal is outside the tree, like any other."""
     _stop(crckpt, workdir, start, TALKER)
     for _ in range(2):
@@ -265,7 +265,7 @@ def test_program_of_another_user_does_not_get_our_session_keyring(
         assert ";_ses'" in session
 
 
-def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:
+def test_other_users_cannot_attach_to_a_new_terminal(crckpt: Crckpt, workdir: Path) -> None:
     """The directory of the sockets is root's alone."""
     _stop(crckpt, workdir, "job", TALKER)
     with _restored(crckpt, workdir) as held:
@@ -372,7 +372,9 @@ def test_stopped_job_is_not_restored_without_a_terminal_because_the_kernel_would
 
 
 @pytest.mark.parametrize("start", ["job", "leader"])
-def test_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
+def test_output_of_a_restored_program_is_appended_to_a_file(
+    crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str
+) -> None:
     """The program's input is empty."""
     pid = _stop(crckpt, workdir, start, TALKER)
     output = tmp_path / "output"

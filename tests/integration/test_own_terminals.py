@@ -152,7 +152,7 @@ def test_console_of_another_user_is_refused_only_for_reading(crckpt: Crckpt, acc
         assert program.ask("answer = os.isatty(console)") is True
 
 
-def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt) -> None:
+def test_restored_terminal_whose_master_was_closed_is_hung_up(crckpt: Crckpt) -> None:
     """The other side was closed, so no terminal is needed."""
     with remote() as program:
         with _low_numbers_taken():

@@ -210,7 +210,7 @@ def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("who", OTHER_ENDS)
-def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
+def test_restored_named_pipe_has_its_unread_bytes(crckpt: Crckpt, who: Who) -> None:
     """The bytes are kept whoever else has the pipe open."""
     with remote() as program:
         path = program.workdir / "fifo"
@@ -275,7 +275,7 @@ def test_packet_pipes_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind:
 
 
 @pytest.mark.parametrize("kind", ["pipes", "named pipes"])
-def test_too_many_pipes_are_refused(crckpt: Crckpt, kind: str) -> None:
+def test_dump_of_too_many_pipes_is_refused(crckpt: Crckpt, kind: str) -> None:
     """1,024 pipes of a kind are restored; one more is refused before the freeze."""
     with remote() as program:
         make = "os.pipe()" if kind == "pipes" else "fifo(number)"

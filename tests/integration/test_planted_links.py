@@ -41,7 +41,7 @@ def test_symlink_of_a_user_to_a_file_of_root_is_not_followed(crckpt: Crckpt, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_symlink_of_root_is_followed(crckpt: Crckpt, kind: str) -> None:
+def test_symlink_that_root_made_is_followed_by_a_restore(crckpt: Crckpt, kind: str) -> None:
     """A directory that root has moved elsewhere is restored there."""
     with stopped(crckpt, Case(kind, (PYTHON, "{programs}/planted.py", "{workdir}", kind))) as tree:
         before = tree.counters()

@@ -88,7 +88,7 @@ def test_dump_contains_only_pages_written_since_the_last_round(crckpt: Crckpt, t
     assert restore_and_ask(crckpt, target, result["checkpoint"]["id"], 3) == checksum
 
 
-def test_base_of_a_round_can_be_removed(crckpt: Crckpt, target: Target) -> None:
+def test_checkpoint_from_which_a_round_counts_can_be_removed(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.write()
     round_ = copied(crckpt, target)
@@ -106,7 +106,7 @@ def test_base_of_a_round_can_be_removed(crckpt: Crckpt, target: Target) -> None:
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
-def test_pre_copy_runs_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
+def test_pre_copy_copies_rounds_and_then_dumps(crckpt: Crckpt, target: Target) -> None:
     for base in (None, "before"):
         checksum = target.write()
         result = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--json").document["result"]
@@ -232,7 +232,7 @@ def test_dump_with_a_freeze_limit_is_refused_if_its_rounds_are_lost(
         (("--pre-copy", "--no-incremental"), "--pre-copy cannot be combined with --no-incremental"),
     ],
 )
-def test_contradictory_options_are_usage_errors(
+def test_contradictory_options_for_rounds_are_usage_errors(
     crckpt: Crckpt, target: Target, words: tuple[str, ...], message: str
 ) -> None:
     error = crckpt.run("dump", str(target.pid), "job", *words, status=2).err
@@ -241,7 +241,7 @@ def test_contradictory_options_are_usage_errors(
     assert not crckpt.store.exists()
 
 
-def test_dry_run_names_the_base(crckpt: Crckpt, target: Target) -> None:
+def test_dry_run_of_a_dump_after_rounds_names_its_base(crckpt: Crckpt, target: Target) -> None:
     def planned(*words: str) -> str:
         return crckpt.run("dump", str(target.pid), "job", "--dry-run", *words).out
 
@@ -300,7 +300,7 @@ def test_copied_rounds_are_kept_while_a_dump_needs_them(crckpt: Crckpt, target: 
     assert keeper_socket(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
 
 
-def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_gc_removes_the_rounds_of_a_killed_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     staging.mkdir()
     copied(crckpt, target, "--staging", str(staging))
@@ -560,7 +560,7 @@ def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: P
 
 
 @pytest.mark.parametrize(("limits", "status"), [("128:4096", 0), ("128:128", 24)], ids=["raised", "refused"])
-def test_rounds_raise_the_descriptor_limit(crckpt: Crckpt, limits: str, status: int) -> None:
+def test_rounds_of_a_large_tree_raise_the_descriptor_limit(crckpt: Crckpt, limits: str, status: int) -> None:
     """CRIU moves memory into pipes. crckpt raises the limit as needed, or leaves the tree alone."""
     code = "import mmap; m = mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE)\nfor at in range(0, len(m), 4096): m[at] = 1"
     with remote() as program:

@@ -230,7 +230,7 @@ def test_signal_typed_or_sent_to_crckpt_arrives_once_at_the_program(
     _check_signals(program, pane)
 
 
-def test_signals_to_a_job_arrive_once(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_signals_typed_or_sent_to_a_shells_job_arrive_once(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--catch")
     _check_signals(program, pane)
@@ -252,7 +252,7 @@ def _check_signals(program: Program, pane: Pane) -> None:
     assert program.signals == expected
 
 
-def test_signals_stop_and_continue_the_program(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_signals_to_crckpt_stop_and_continue_the_program(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """The test sends SIGTSTP and SIGCONT to crckpt."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane)

@@ -117,7 +117,7 @@ def test_client_of_the_original_program_keeps_its_connection_during_a_rehearsal(
         assert echoed(client)
 
 
-def test_connected_unix_socket_of_others_is_reported(crckpt: Crckpt) -> None:
+def test_rehearsal_reports_a_unix_socket_connected_to_other_programs(crckpt: Crckpt) -> None:
     """A socket of the host, such as that of the system's log, is within reach of the rehearsal, and is named."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.settimeout(WITHIN_S)
@@ -145,7 +145,7 @@ def test_connected_unix_socket_of_others_is_reported(crckpt: Crckpt) -> None:
         ("child", signal.SIGKILL, -signal.SIGKILL, True),
     ],
 )
-def test_processes_that_end_early_are_reported(
+def test_rehearsal_reports_processes_that_ended_and_their_status(
     crckpt: Crckpt, what: str, argument: int, ended: int, fails: bool
 ) -> None:
     """The report has the status or signal. A signal fails the rehearsal, and so does a root with a nonzero status."""

@@ -34,7 +34,7 @@ def test_tree_is_ended_after_its_rehearsal(crckpt: Crckpt, name: str) -> None:
         tree.wait_growth(before)
 
 
-def test_json_output_reports_the_rehearsal(crckpt: Crckpt) -> None:
+def test_json_output_of_a_dump_reports_its_rehearsal(crckpt: Crckpt) -> None:
     for words, is_rehearsed in ((REHEARSED_STOP, True), (("--stop",), False)):
         with started(BY_NAME["counter"]) as tree:
             result = crckpt.run("dump", str(tree.pid), JOB, *words, "--json").document["result"]
@@ -50,13 +50,13 @@ def test_json_output_reports_the_rehearsal(crckpt: Crckpt) -> None:
         ("exit", 7, "ended with status 7"),
     ],
 )
-def test_tree_that_fails_in_isolation_keeps_running(crckpt: Crckpt, what: str, argument: int, reason: str) -> None:
+def test_tree_whose_rehearsal_fails_is_not_ended(crckpt: Crckpt, what: str, argument: int, reason: str) -> None:
     with started(program("elsewhere", "127.0.0.1", what, str(int(argument)))) as tree:
         assert_runs_on(crckpt, tree.pid, reason)
         tree.wait_growth(tree.counters())
 
 
-def test_tree_that_criu_cannot_restore_keeps_running(crckpt: Crckpt) -> None:
+def test_tree_that_criu_cannot_restore_in_the_rehearsal_is_not_ended(crckpt: Crckpt) -> None:
     """A child has a network namespace of its own, which CRIU does not create again."""
     case = Case("nested", (PYTHON, "{programs}/blocked.py", "{workdir}", "nested_network"))
     with started(case) as tree:

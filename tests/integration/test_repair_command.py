@@ -42,7 +42,7 @@ def store_copy(crckpt: Crckpt, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_repair_lists_restorable_and_lost_checkpoints(crckpt: Crckpt, store_copy: Path) -> None:
+def test_verify_repair_lists_restorable_and_lost_checkpoints(crckpt: Crckpt, store_copy: Path) -> None:
     result = crckpt.run("verify", "--repair", "--json", status=13).document["result"]
     assert set(result) == KEYS
     assert (result["intact"], result["mended"], result["unmended"]) == (False, [], [])
@@ -53,7 +53,7 @@ def test_repair_lists_restorable_and_lost_checkpoints(crckpt: Crckpt, store_copy
     assert "--from STORE" in words
 
 
-def test_damaged_checkpoints_are_marked_until_repaired(crckpt: Crckpt, store_copy: Path) -> None:
+def test_list_marks_damaged_checkpoints_until_they_are_repaired(crckpt: Crckpt, store_copy: Path) -> None:
     """Commands and lists mark damaged checkpoints."""
     assert "(damaged)" not in crckpt.run("list").out
     document = crckpt.run("verify", "--json", status=13).document

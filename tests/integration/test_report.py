@@ -136,7 +136,7 @@ def test_last_line_of_the_report_command_lists_the_files_in_the_report(
     assert "Read it before you send it" in last
 
 
-def test_existing_file_is_not_overwritten(crckpt: Crckpt) -> None:
+def test_report_command_does_not_overwrite_an_existing_file(crckpt: Crckpt) -> None:
     """The existing file stays as it is. A missing directory is named."""
     crckpt.run("report", "--output", "it.tar.gz")
     before = Path("it.tar.gz").read_bytes()
@@ -145,7 +145,7 @@ def test_existing_file_is_not_overwritten(crckpt: Crckpt) -> None:
     assert "--output" in crckpt.run("report", "--output", "nowhere/it.tar.gz", status=2).err
 
 
-def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
+def test_report_on_a_log_contains_the_log_and_its_cause(crckpt: Crckpt) -> None:
     """A file and stdin give the same report: the log without the host's name, and its cause."""
     Path("some.log").write_text(LOG)
     crckpt.run("report", "some.log", "--output", "file.tar.gz")
@@ -205,7 +205,9 @@ def test_report_on_a_damaged_checkpoint_names_what_is_missing(
     assert failed == ["manifest", "contents", "store"]
 
 
-def test_logs_of_a_killed_crckpt_are_included(checkpoint_with_secrets: CheckpointWithSecrets, tmp_path: Path) -> None:
+def test_report_contains_logs_of_a_killed_crckpt(
+    checkpoint_with_secrets: CheckpointWithSecrets, tmp_path: Path
+) -> None:
     """The newest logs come first. Logs of running commands are not included."""
     crckpt = Crckpt(tmp_path / "copy")
     shutil.copytree(checkpoint_with_secrets.crckpt.store, crckpt.store)

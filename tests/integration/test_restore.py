@@ -160,7 +160,7 @@ def test_output_to_an_outside_pipe_goes_to_the_standard_output_of_crckpt(crckpt:
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_json_output_has_stdout_to_itself(crckpt: Crckpt) -> None:
+def test_json_output_of_restore_is_not_mixed_with_output_of_the_program(crckpt: Crckpt) -> None:
     """The output of the program goes to stderr."""
     with _talker(crckpt) as (pid, workdir), foreground(crckpt, "--json") as front:
         _goes_on(workdir)
@@ -179,7 +179,7 @@ def test_detached_writer_to_an_outside_pipe_gets_no_sigpipe(crckpt: Crckpt, wher
         _goes_on(workdir)
 
 
-def test_socket_as_output_is_refused(crckpt: Crckpt) -> None:
+def test_restore_of_a_program_whose_output_is_an_outside_socket_is_refused(crckpt: Crckpt) -> None:
     """A command run by ssh and a service of systemd have such output. Nothing starts, and a pipe is accepted."""
     with _talker(crckpt) as (pid, _):
         ours, theirs = socket.socketpair()

@@ -73,7 +73,7 @@ def test_host_name_that_cannot_be_set_is_refused(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
+def test_restore_reports_a_package_that_was_upgraded(crckpt: Crckpt) -> None:
     """The message has both versions. With the old version the restore works."""
     for tool in ("dpkg", "dpkg-deb", "gcc"):
         if shutil.which(tool) is None:
@@ -97,7 +97,7 @@ def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
             tree.wait_growth(before)
 
 
-def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_restore_reports_a_missing_cpu_instruction(crckpt: Crckpt, tmp_path: Path) -> None:
     """Programs have chosen their code by the CPU that they started on."""
     listed = Path("/proc/cpuinfo").read_text()
     flags = next(line.split(":", 1)[1].split() for line in listed.splitlines() if line.startswith("flags"))
@@ -171,7 +171,7 @@ def test_too_little_space_for_deleted_files_is_reported(crckpt: Crckpt, monkeypa
             tree.wait_growth(before)
 
 
-def test_missing_address_is_reported(crckpt: Crckpt) -> None:
+def test_restore_reports_a_missing_address_with_the_command_to_add_it(crckpt: Crckpt) -> None:
     """The message has the command that adds the address; then the restore works."""
     with _address(), stopped(crckpt, program("tcp_listen", ADDRESS)) as tree:
         before = tree.counters()

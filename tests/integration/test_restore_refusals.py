@@ -111,7 +111,7 @@ def tree(crckpt: Crckpt) -> Iterator[Tree]:
             yield tree
 
 
-def test_changed_file_is_reported(crckpt: Crckpt, tree: Tree) -> None:
+def test_restore_reports_a_changed_file_with_its_remedy(crckpt: Crckpt, tree: Tree) -> None:
     """The message names the file, its holder and the remedy. With all files repaired the restore works."""
     before = tree.counters()
     for damage in DAMAGES:
@@ -140,7 +140,7 @@ def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree
         assert not runs(tree.pid)
 
 
-def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> None:
+def test_restore_reports_all_changed_files_at_once(crckpt: Crckpt, tree: Tree) -> None:
     """One attempt reports all changed files."""
     paths = [_held(tree, name) for name in ("read.txt", "write.txt", "mode.txt")]
     with _put_back(paths[0]), _put_back(paths[1]), _put_back(paths[2]), taken(tree.pid, "PID"):
@@ -153,7 +153,7 @@ def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> N
         assert words in output
 
 
-def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None:
+def test_restore_reports_a_file_that_was_rewritten_in_place(crckpt: Crckpt, tree: Tree) -> None:
     """CRIU does not compare contents. The program would overwrite the new content in place."""
     before = tree.counters()
     written, read = _held(tree, "write.txt"), _held(tree, "read.txt")

@@ -107,7 +107,7 @@ def test_each_socket_option_has_a_test_value(restored_options: SocketReports) ->
     assert len(restored_options.before["udp6-member"]["memberships"]) == 4
 
 
-def test_closed_connections_give_no_warning(crckpt: Crckpt) -> None:
+def test_restore_with_closed_connections_gives_no_warning_about_their_options(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("socket_options", "tcp4-connected", "udp4-bound"), "--tcp", "close") as tree:
         before, counters = read_options(tree), tree.counters()
         result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
@@ -219,7 +219,7 @@ def test_dump_with_stop_is_refused_if_the_peer_of_a_unix_socket_would_look_like_
         assert _owner(tree) == (1234, 2345)
 
 
-def test_loss_of_tcp_md5_keys_is_reported(crckpt: Crckpt) -> None:
+def test_dump_reports_the_loss_of_tcp_md5_keys(crckpt: Crckpt) -> None:
     """Without its keys, a server that accepts only signed segments would accept any segment."""
     with started(program("socket_options", "tcp4-signed")) as tree:
         _stop_needs_option(crckpt, tree, "accepts only signed TCP segments")

@@ -68,7 +68,7 @@ def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("memory", [COMPRESSIBLE_BYTES, REPEATED_BYTES], ids=["compressible", "repeated"])
-def test_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
+def test_dump_with_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
     """The store needs much less space than the images."""
     with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(memory, tmp_path) as pid:
         assert crckpt.run("doctor", pid).out.startswith(f"PID {pid} can be checkpointed\n")
@@ -117,7 +117,7 @@ def test_second_dump_needs_space_only_for_new_pages(tmp_path: Path, staging_dire
         crckpt.run("verify", "--all")
 
 
-def test_file_size_limit_is_raised_or_refused(tmp_path: Path) -> None:
+def test_dump_raises_the_limit_of_file_sizes_or_is_refused(tmp_path: Path) -> None:
     """The limit would kill CRIU in the freeze. crckpt raises it, or refuses without the right to do so."""
     with holding(RANDOM_BYTES, tmp_path) as pid:
         Crckpt(tmp_path / "store", ("prlimit", "--fsize=8388608:")).run("dump", pid)

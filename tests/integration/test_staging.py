@@ -75,7 +75,9 @@ def test_dump_does_not_touch_files_of_others_in_a_staging_directory_that_all_can
     assert len(list(staging_directory.glob("crckpt-*"))) == 3
 
 
-def test_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+def test_failed_dump_leaves_nothing_in_the_staging_directory(
+    crckpt: Crckpt, tree: Tree, staging_directory: Path
+) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(staging_directory), "--stop")
     with mounted_disk(staging_directory, "60m", "noexec"):
         crckpt.run(*words)  # the hold's script lies in the store
@@ -94,13 +96,15 @@ def test_too_little_staging_space_is_refused_with_numbers(crckpt: Crckpt, tree: 
     tree.wait_growth(tree.counters())
 
 
-def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+def test_path_for_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
     for path in (staging_directory / "missing", staging_directory / "somebody's"):
         result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
         assert f"{path} is not a directory" in result.err
 
 
-def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, staging_directory: Path) -> None:
+def test_staging_directory_that_others_can_replace_is_refused(
+    crckpt: Crckpt, tree: Tree, staging_directory: Path
+) -> None:
     """The owner of the parent directory could replace it by a link, and root would write memory of a program there."""
     (staging_directory / "below").mkdir()
     os.chown(staging_directory, 65534, 65534)

@@ -98,7 +98,7 @@ def test_second_dump_contains_only_changed_pages(target: Target, tmp_path: Path,
     assert restored(target, second) == checksum
 
 
-def test_chain_of_rounds_restores_correctly(target: Target, tmp_path: Path) -> None:
+def test_chain_of_rounds_restores_the_memory_of_the_program(target: Target, tmp_path: Path) -> None:
     """Maps are created, moved and dropped between the rounds, and some maps contain only few pages."""
     tracker = chosen(target, tmp_path)
     parent, checksum = None, ""

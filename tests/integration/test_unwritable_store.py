@@ -111,7 +111,7 @@ def test_restore_can_stage_in_another_directory(place: Path, tree: Tree, command
     assert list(staging.iterdir()) == []
 
 
-def test_writing_commands_report_the_unwritable_store(place: Path, tree: Tree) -> None:
+def test_commands_that_write_report_that_the_store_is_not_writable(place: Path, tree: Tree) -> None:
     """The commands exit with the code of an unusable store before they start."""
     Crckpt(place / "store").run("export", JOB, str(place / "exported"))
     crckpt, pid = read_only(place), str(os.getppid())
@@ -162,7 +162,7 @@ def test_backup_of_a_store_without_its_empty_directories_is_readable(place: Path
     assert "open to other users" in crckpt.run("list", status=STORE).err
 
 
-def test_readable_store_of_another_user_is_read(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+def test_user_can_read_a_store_of_another_user_that_is_readable(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
     store, exported = place / "store", str(place / "home/exported")
     readable(store)
     reader = replace(Crckpt(store), before=user)

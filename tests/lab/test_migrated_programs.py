@@ -181,7 +181,7 @@ class TestPostgres:
         ("memory", "own_ipc", "remedy"),
         [("posix", True, "dynamic_shared_memory_type = sysv"), ("sysv", False, "unshare --ipc")],
     )
-    def test_required_postgres_settings_are_reported(
+    def test_move_of_postgres_reports_the_settings_that_it_requires(
         self, lab: Namespaces, memory: str, own_ipc: bool, remedy: str
     ) -> None:
         with started_postgres(lab, memory=memory, own_ipc=own_ipc) as pid:

@@ -87,7 +87,7 @@ def test_source_remembers_a_host_of_which_it_does_not_know_the_outcome(lab: Name
         check_settled(lab, str(move["id"]))
 
 
-def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
+def test_source_reports_a_crckpt_that_hangs_at_the_destination(lab: Namespaces) -> None:
     """The source does not wait until it ends, and the program keeps running. The user kills it to settle the move."""
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={MOMENT_IN_DOUBT}")

@@ -80,7 +80,7 @@ def migrate_to_hostile(lab: Namespaces, pid: int, hostile: str, limited: str, st
     ],
     ids=["builds nothing", "takes no packs"],
 )
-def test_tree_continues_if_the_destination_hangs(lab: Namespaces, hostile: str, limited: str) -> None:
+def test_tree_continues_at_the_source_if_the_destination_hangs(lab: Namespaces, hostile: str, limited: str) -> None:
     with served(lab) as pid:
         output = migrate_to_hostile(lab, pid, hostile, limited, status=30)
         assert "destination did not finish its part within 1 s" in output.err

@@ -95,7 +95,7 @@ def test_move_is_refused_during_a_restore(lab: Namespaces, words: tuple[str, ...
             end(restore)
 
 
-def test_unfinished_move_is_listed(lab: Namespaces) -> None:
+def test_list_shows_an_unfinished_move(lab: Namespaces) -> None:
     with served(lab) as pid:
         end(migrate_with_fault(lab, pid, "source", f"CRCKPT_KILL_AT={FIRST['source']}>send.Ended:1"))
         wait_until_settled(lab)

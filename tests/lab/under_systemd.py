@@ -95,7 +95,7 @@ def started() -> Iterator[Callable[[str], Service]]:
         shutil.rmtree(service.workdir)
 
 
-def test_dumped_unit_runs_on(started: Callable[[str], Service]) -> None:
+def test_unit_continues_after_a_dump_without_stop(started: Callable[[str], Service]) -> None:
     """`unit:NAME` is the tree of the unit's main process."""
     counter = started("counter")
     before, pid = counter.counters(), counter.pid
@@ -109,7 +109,7 @@ def test_dumped_unit_runs_on(started: Callable[[str], Service]) -> None:
     assert (counter.shows("ActiveState"), counter.pid) == ("active", pid)
 
 
-def test_cgroup_names_the_same_tree(started: Callable[[str], Service]) -> None:
+def test_dump_of_the_cgroup_of_a_unit_is_a_dump_of_its_tree(started: Callable[[str], Service]) -> None:
     """`cgroup:PATH` accepts the path from /proc/PID/cgroup."""
     counter = started("counter")
     before = counter.counters()
@@ -136,8 +136,8 @@ def test_stopped_unit_is_restored_outside_systemd(started: Callable[[str], Servi
     assert (counter.pid, counter.shows("NRestarts"), counter.shows("ActiveState")) == (0, "0", "failed")
 
 
-def test_private_mount_namespace_is_reported(started: Callable[[str], Service]) -> None:
-    """A store below /tmp serves a unit whose /tmp is another and whose other files are read-only."""
+def test_dump_warns_of_a_unit_with_a_private_mount_namespace(started: Callable[[str], Service]) -> None:
+    """The store is below /tmp, although the unit has another /tmp, and its other files are read-only."""
     isolated = started("isolated")
     before = isolated.counters()
     (warning,) = crckpt("dump", "unit:isolated", "job")["warnings"]
@@ -214,7 +214,7 @@ def test_cgroup_with_several_trees_lists_them(started: Callable[[str], Service])
         ("cgroup:/unknown.slice", 14, "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
     ],
 )
-def test_invalid_target_is_refused(target: str, status: int, message: str, hint: str) -> None:
+def test_dump_of_an_invalid_unit_or_cgroup_is_refused(target: str, status: int, message: str, hint: str) -> None:
     """The message is one sentence with the next command."""
     error = refused(status, "dump", target)
     assert message in error["message"]
@@ -222,12 +222,12 @@ def test_invalid_target_is_refused(target: str, status: int, message: str, hint:
 
 
 @pytest.mark.parametrize("target", ["unit:lab", "cgroup:/system.slice/lab.service"])
-def test_own_unit_is_refused(target: str) -> None:
+def test_crckpt_refuses_to_dump_the_unit_that_it_runs_in(target: str) -> None:
     """crckpt cannot freeze the unit that it runs in."""
     assert "would freeze itself" in refused(REFUSED, "dump", target)["message"]
 
 
-def test_init_is_refused() -> None:
+def test_dump_of_init_is_refused() -> None:
     """The cgroup of init is refused, too."""
     assert (
         refused(REFUSED, "dump", "cgroup:/init.scope")["message"]
@@ -235,7 +235,7 @@ def test_init_is_refused() -> None:
     )
 
 
-def test_empty_cgroup_is_refused() -> None:
+def test_dump_of_an_empty_cgroup_is_refused() -> None:
     """The group exists, and no process is in it."""
     Path("/sys/fs/cgroup/empty.slice").mkdir()
     assert refused(TARGET_GONE, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"

@@ -34,7 +34,7 @@ _KINDS_BY_TEST: Final = {
     f"{_TERMINALS}::test_console_of_the_host_is_opened_again_by_its_name": ("console", "virtual console"),
     "tests/integration/test_own_network.py::test_listening_tree_in_its_own_network_is_restored": ("net namespace",),
     f"{_NAMESPACES}::test_nested_network_namespace_is_restored": ("net namespace inside the tree's own",),
-    "tests/integration/test_attributes.py::test_loss_of_a_cgroup_namespace_is_reported": ("cgroup namespace",),
+    "tests/integration/test_attributes.py::test_dump_reports_the_loss_of_a_cgroup_namespace": ("cgroup namespace",),
     "tests/lab/test_systemd_unit.py::test_tests_of_systemd_units_pass_in_the_systemd_lab": ("mnt namespace",),
     "tests/integration/test_new_pid_namespace.py::test_tree_from_a_pid_namespace_is_restored": ("pid namespace",),
 }

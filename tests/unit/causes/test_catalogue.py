@@ -59,13 +59,13 @@ def test_patterns_capture_the_names_that_sentences_need(entry: Cause) -> None:
     assert needed <= set(re.compile(entry.pattern).groupindex) <= needed | welcome
 
 
-def test_unknown_values_are_shown_as_question_marks() -> None:
+def test_unknown_values_of_a_cause_are_shown_as_question_marks() -> None:
     finding = cause("lock-outside").finding()
     assert finding.what.startswith("PID ? shares")
     assert cause("file-missing").finding(path="/a{b}", use="x").what == "/a{b} is missing (x)"
 
 
-def test_optional_values_have_alternative_words() -> None:
+def test_optional_values_of_a_cause_have_alternative_words() -> None:
     assert cause("unix-outside").finding().what == "a unix socket is connected to a process outside the tree"
     assert cause("unix-outside").finding(socket="it").what == "it is connected to a process outside the tree"
 

@@ -103,7 +103,7 @@ def test_causes_that_another_cause_replaces_exist() -> None:
 
 
 @pytest.mark.parametrize("areas", [AREAS, WIDE_AREAS], ids=["areas", "wide areas"])
-def test_no_source_file_suggests_two_causes(areas: tuple[tuple[str, Cause], ...]) -> None:
+def test_each_source_file_of_criu_suggests_at_most_one_cause(areas: tuple[tuple[str, Cause], ...]) -> None:
     lines = (PACKAGE.parent / "tests" / "data" / "logs" / "lines.tsv").read_text()
     files = {file.removeprefix("criu/") for file in re.findall(r"[\w./-]+\.[ch](?=:\d)", lines)}
     assert len(files) > 50
@@ -111,6 +111,6 @@ def test_no_source_file_suggests_two_causes(areas: tuple[tuple[str, Cause], ...]
         assert len([entry.key for pattern, entry in areas if re.fullmatch(pattern, file)]) <= 1, file
 
 
-def test_lines_of_tables_fit_a_screen() -> None:
+def test_lines_in_the_tables_of_causes_fit_a_screen() -> None:
     lines = [line for path in TABLES.glob("*.txt") for line in path.read_text().splitlines()]
     assert [line for line in lines if len(line) > 120 or line != line.rstrip()] == []

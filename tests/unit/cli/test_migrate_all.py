@@ -38,7 +38,9 @@ REMOTE = 30
         (("node2", "--abort-over"), "--abort-over needs --max-downtime"),
     ],
 )
-def test_contradictory_options_are_refused(command_line: CommandLine, words: tuple[str, ...], message: str) -> None:
+def test_migrate_all_refuses_contradictory_options(
+    command_line: CommandLine, words: tuple[str, ...], message: str
+) -> None:
     assert message in command_line.run("migrate", "--all", *words, status=USAGE)
 
 

@@ -34,12 +34,12 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Context]:
 
 
 @pytest.mark.parametrize(("text", "ms"), [("100ms", 100), ("0.5s", 500), ("2s", 2000), ("1.5ms", 1.5)])
-def test_durations_are_parsed(text: str, ms: float) -> None:
+def test_durations_given_as_options_are_parsed(text: str, ms: float) -> None:
     assert parse_milliseconds(text, "--max-freeze") == ms
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1e3ms", ".5s", "1m", "1s\n"])
-def test_invalid_durations_are_refused(text: str) -> None:
+def test_invalid_durations_given_as_options_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--max-freeze") as caught:
         parse_milliseconds(text, "--max-freeze")
     assert "--max-freeze 100ms" in caught.value.hint
@@ -48,12 +48,12 @@ def test_invalid_durations_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "speed"), [("50M", 50 << 20), ("16K", 16 << 10), ("1.5G", 3 << 29), ("999999999G", 999_999_999 << 30)]
 )
-def test_bandwidths_are_parsed(text: str, speed: int) -> None:
+def test_bandwidths_given_as_options_are_parsed(text: str, speed: int) -> None:
     assert parse_bandwidth(text, "--bandwidth") == speed
 
 
 @pytest.mark.parametrize("text", ["", "50", "50MB", "50m", "0M", "15K", "-1M", "1e9M", "M", " 50M", "5.M", "\u0665M"])
-def test_invalid_bandwidths_are_refused(text: str) -> None:
+def test_invalid_bandwidths_given_as_options_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a bandwidth of at least 16K"):
         parse_bandwidth(text, "--bandwidth")
 

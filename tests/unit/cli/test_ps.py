@@ -31,7 +31,9 @@ def description(root: proc.Process) -> Answer:
     return Answer(keeper=replace(keeper, base="/store/tmp/rounds/2"))
 
 
-def test_tracked_tree_is_listed_with_its_trackers_usage(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_ps_lists_a_tracked_tree_with_the_usage_of_its_tracker(
+    root: proc.Process, capsys: pytest.CaptureFixture[str]
+) -> None:
     with listening(root) as listener, answering(listener, description(root)):
         assert run(["ps"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [str(os.getpid())])
@@ -49,7 +51,7 @@ def test_tracked_tree_is_listed_with_its_trackers_usage(root: proc.Process, caps
     assert found["usage"]["memory_bytes"] > 0
 
 
-def test_tracker_can_be_ended(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_ps_ends_a_tracker(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
     with listening(root) as listener, answering(listener, description(root), Answer()):
         assert run(["ps", "--end", str(root.pid)]) == 0
     assert capsys.readouterr().out.endswith("crckpt no longer tracks these trees\n")
@@ -57,7 +59,7 @@ def test_tracker_can_be_ended(root: proc.Process, capsys: pytest.CaptureFixture[
     assert f"the tree of PID {root.pid} is not tracked" in capsys.readouterr().err
 
 
-def test_killed_tracker_can_be_forgotten(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_ps_forgets_a_killed_tracker(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
     leave_socket(root)
     assert run(["ps", "--end", str(root.pid)]) == 0
     assert capsys.readouterr().out == "no tree is tracked\n"

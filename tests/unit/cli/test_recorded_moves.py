@@ -68,7 +68,7 @@ def test_move_status_names_the_host_and_the_next_command(
         assert text.endswith(f"\n  hint: finish the move{there}: {command}\n")
 
 
-def test_move_in_progress_is_listed(command_line: CommandLine, repository: Repository) -> None:
+def test_migrate_list_shows_a_move_in_progress(command_line: CommandLine, repository: Repository) -> None:
     record_move(repository, "source", "handing-over", alive=True)
     (found,) = command_line.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["crckpt_pid"], found["next_command"]) == (None, os.getpid(), "")
@@ -84,7 +84,7 @@ def test_aborted_move_lists_what_the_destination_keeps(command_line: CommandLine
     assert f"  hint: remove what the other host keeps of it: crckpt migrate --resume {move.id}" in text
 
 
-def test_unreadable_records_are_listed(command_line: CommandLine, repository: Repository) -> None:
+def test_migrate_list_shows_unreadable_records(command_line: CommandLine, repository: Repository) -> None:
     assert command_line.run("migrate", "--list") == "no job was moved to or from this store\n"
     record_move(repository, "source", "done")
     path = repository.root / move_name(JobName("job"))

@@ -70,7 +70,7 @@ def test_rm_without_a_terminal_keeps_the_last_checkpoint_of_a_stopped_program(
 @pytest.mark.parametrize(
     ("answer", "status"), [(b"y\n", 0), (b"n\n", REFUSED), (b"\n", REFUSED), (b"\x04", REFUSED)], ids=repr
 )
-def test_rm_asks_at_a_terminal(
+def test_rm_asks_at_a_terminal_before_it_removes_the_last_checkpoint(
     repository: Repository, stopped_checkpoint: Checkpoint, answer: bytes, status: int
 ) -> None:
     terminal, inside = pty.openpty()

@@ -22,7 +22,7 @@ def test_show_prints_the_whole_checkpoint(
     assert {"options", "host", "files", "sockets", "statistics"} <= result.keys()
 
 
-def test_only_requested_sections_are_shown(
+def test_show_prints_only_the_requested_sections(
     command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]
 ) -> None:
     result = command_line.result("show", "job", "--ps", "--maps")

@@ -36,14 +36,14 @@ def test_criu_is_searched_only_in_the_private_prefix_without_other_sources(monke
 @pytest.mark.parametrize(
     "content", ["", "[]", "{", "5", '{"PATH": 5}', '{"PATH": []}', '{"PATH": "x"}', '{"PATH": {}}']
 )
-def test_damaged_cache_is_ignored(tmp_path: Path, cache_file: Path, content: str) -> None:
+def test_damaged_cache_of_working_crius_is_ignored(tmp_path: Path, cache_file: Path, content: str) -> None:
     path = script(tmp_path / "criu", "")
     cache_file.parent.mkdir()
     cache_file.write_text(content.replace("PATH", str(path)))
     assert recall(path, cache_file) is None
 
 
-def test_cache_of_another_file_is_not_used(tmp_path: Path) -> None:
+def test_cached_result_for_another_file_is_not_used(tmp_path: Path) -> None:
     cache_file, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
     criu.write_bytes(b"")
     facts = CriuFacts("4.2", "0" * 64, locks_by_nftables=True)

@@ -58,7 +58,7 @@ def test_run_without_a_hold_returns_status_log_and_times(criu: Path, tmp_path: P
     assert outcome.started < outcome.ended
 
 
-def test_failed_criu_gives_its_exit_status(criu: Path, tmp_path: Path) -> None:
+def test_outcome_of_a_failed_criu_has_its_exit_status(criu: Path, tmp_path: Path) -> None:
     outcome = run_criu((str(criu), str(tmp_path / "dump.log"), "", "5"), tmp_path / "dump.log")
     assert (outcome.ok, outcome.status) == (False, 5)
 
@@ -106,7 +106,7 @@ def test_criu_that_ends_before_the_hold_runs_no_callback(tmp_path: Path) -> None
     assert outcome.status == 3
 
 
-def test_no_descriptor_is_leaked(criu: Path, tmp_path: Path) -> None:
+def test_running_criu_leaks_no_descriptor(criu: Path, tmp_path: Path) -> None:
     before = descriptors()
     held_run(criu, tmp_path, lambda _log: None)
     assert descriptors() == before
@@ -187,13 +187,13 @@ def driver(body: str, criu: Path, tmp_path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_interruption_in_the_hold_aborts(criu: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_interruption_of_crckpt_in_the_hold_aborts_it(criu: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = driver(RUN_WITH_A_HOLD, criu, tmp_path)
     process.send_signal(number)
     assert process.communicate(timeout=SOON)[0] == f"interrupted by {number.name} after undone\n"
 
 
-def test_sigkill_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
+def test_sigkill_of_crckpt_in_the_hold_aborts_it(criu: Path, tmp_path: Path) -> None:
     process = driver(RUN_WITH_A_HOLD, criu, tmp_path)
     process.kill()
     process.communicate(timeout=SOON)

@@ -44,13 +44,13 @@ SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size
         (SIZE + "(00.03)    813: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812"),
     ],
 )
-def test_failure_location_is_found(log: str, place: str) -> None:
+def test_location_of_a_failure_is_found_in_the_log(log: str, place: str) -> None:
     explanation = explain(log)
     assert explanation.finding is not None
     assert str(explanation.place) == place
 
 
-def test_unknown_location_is_none() -> None:
+def test_failure_without_a_location_in_the_log_has_none() -> None:
     assert explain("").place is None
     assert str(FailureLocation(5)) == "process 5"
 

@@ -96,6 +96,6 @@ def test_cache_entries_of_existing_files_are_kept(working_criu: Path, cache_file
     assert json.loads(cache_file.read_text()).keys() == {other, str(working_criu)}
 
 
-def test_unwritable_cache_is_ignored(working_criu: Path, tmp_path: Path) -> None:
+def test_cache_of_working_crius_that_cannot_be_written_is_ignored(working_criu: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert find.search(working_criu, None, tmp_path / "file/criu.json").criu is not None

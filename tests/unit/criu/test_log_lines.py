@@ -33,7 +33,7 @@ def texts(log: str) -> list[str]:
     ],
     ids=["cut by the restorer", "wrapped", "wrapped twice", "the path of runc's log", "two lines"],
 )
-def test_broken_lines_are_joined(broken: str, whole: str) -> None:
+def test_broken_lines_of_a_log_are_joined(broken: str, whole: str) -> None:
     assert rejoin_lines(broken) == whole
 
 
@@ -54,7 +54,7 @@ def test_long_line_keeps_its_start_and_end() -> None:
     assert line.endswith("xxx end")
 
 
-def test_log_of_only_complaints_is_limited() -> None:
+def test_lines_kept_of_a_log_of_only_complaints_are_limited() -> None:
     log = "".join(f"Error (criu/a.c:1): {number}\n" for number in range(2000))
     found = find_telling_lines(log)
     assert len(found) == 500
@@ -79,7 +79,7 @@ def test_consequences_of_an_unknown_complaint_are_kept() -> None:
     assert list(omit_consequences([failed, unknown])) == [failed, unknown]
 
 
-def test_retyped_lines_are_recognized() -> None:
+def test_lines_of_a_log_that_were_typed_by_hand_are_recognized() -> None:
     """The lines have no mark of CRIU and other quotes. The last of them are used."""
     log = "\n".join(f"error: no. {number}" for number in range(150)) + "\n`Can\u2019t open` the file\n"
     retyped = list(RetypedLines(log, find_telling_lines(log)))

@@ -165,7 +165,7 @@ def test_streamer_ends_normally_if_criu_stops_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("received", [0, 6])
-def test_criu_may_end_during_a_request(tmp_path: Path, received: int) -> None:
+def test_streamer_ends_normally_if_criu_ends_during_a_request(tmp_path: Path, received: int) -> None:
     """CRIU's log has the reason. The closed connection is no failure of ours."""
     with serving(tmp_path) as streamer:
         streamer.serve(images)
@@ -180,14 +180,14 @@ def test_streamer_ends_if_criu_never_connects(tmp_path: Path) -> None:
         pass
 
 
-def test_criu_waits_for_images_that_are_not_ready(tmp_path: Path) -> None:
+def test_criu_waits_for_streamed_images_that_are_not_ready(tmp_path: Path) -> None:
     with serving(tmp_path) as streamer, Client(streamer) as client:
         client.ask("inventory.img")
         streamer.serve(images)
         assert read(client.answer()) == b"small"
 
 
-def test_criu_ends_if_images_are_refused(tmp_path: Path) -> None:
+def test_criu_ends_if_the_streamer_refuses_images(tmp_path: Path) -> None:
     with serving(tmp_path) as streamer, Client(streamer) as client:
         client.ask("inventory.img")
         streamer.refuse()
@@ -195,7 +195,7 @@ def test_criu_ends_if_images_are_refused(tmp_path: Path) -> None:
         streamer.check()
 
 
-def test_interruption_cuts_files_short(tmp_path: Path) -> None:
+def test_interruption_of_crckpt_cuts_streamed_files_short(tmp_path: Path) -> None:
     """CRIU itself must not be interrupted. Without its images it fails, and undoes its work."""
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in asking]

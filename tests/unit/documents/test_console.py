@@ -51,14 +51,14 @@ def test_page_of_the_documentation_is_split_into_steps() -> None:
         ("[a] (b)*", "[a] (b)*", True),
     ],
 )
-def test_varying_output_is_not_compared(shown: str, printed: str, is_same: bool) -> None:
+def test_output_that_varies_is_not_compared_with_the_page(shown: str, printed: str, is_same: bool) -> None:
     assert (difference(StepResult(Step("x", shown), "x", 0, printed)) == "") is is_same
 
 
 @pytest.mark.parametrize(
     ("shown", "status", "is_same"), [("crckpt: no", 12, True), ("crckpt: no", 0, False), ("no", 1, False)]
 )
-def test_only_a_shown_failure_may_fail(shown: str, status: int, is_same: bool) -> None:
+def test_command_of_a_page_may_fail_only_if_the_page_shows_it(shown: str, status: int, is_same: bool) -> None:
     assert (difference(StepResult(Step("x", shown), "x", status, shown)) == "") is is_same
     assert bool(difference(StepResult(Step("hidden"), "hidden", status, ""))) is (status != 0)
 

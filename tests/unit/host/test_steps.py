@@ -54,7 +54,7 @@ def test_announced_and_harmless_calls_are_accepted(code: str) -> None:
     assert find_unannounced(code) == ()
 
 
-def test_names_are_found_through_functions() -> None:
+def test_names_of_steps_are_found_through_functions() -> None:
     primitives = """
 def make(path, what):
     step(f"{what}.mkdir", path)

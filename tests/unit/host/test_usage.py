@@ -66,7 +66,7 @@ def test_processes_of_criu_and_crckpt_are_found(tmp_path: Path, name: str) -> No
         assert found.state in ("sleeping", "running")
 
 
-def test_modules_of_crckpt_are_named(tmp_path: Path) -> None:
+def test_processes_of_crckpt_are_listed_by_the_module_that_they_run(tmp_path: Path) -> None:
     package = tmp_path / "crckpt" / "tracking"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()

@@ -18,7 +18,7 @@ PLAIN = (magics.INVENTORY, magics.PSTREE, magics.FILES, magics.STATS, magics.IRM
 
 
 @given(st.sampled_from(PLAIN), st.lists(st.binary(max_size=50)))
-def test_images_without_extras_round_trip(magic: int, payloads: Sequence[bytes]) -> None:
+def test_images_without_raw_data_round_trip(magic: int, payloads: Sequence[bytes]) -> None:
     whole = image(magic, *((payload, b"") for payload in payloads))
     assert read_image(write_image(whole)) == whole
 
@@ -44,7 +44,7 @@ def test_magic_numbers_are_those_of_criu() -> None:
         (write_image(image(magics.IPCNS_MSG, (message(b"", 5, 2), b"\0\0"))), "cut short inside a message queue"),
     ],
 )
-def test_damage_is_reported(data: bytes, why: str) -> None:
+def test_damaged_frame_of_an_image_is_reported(data: bytes, why: str) -> None:
     with pytest.raises(IntegrityError, match=rf"some\.img: .*{why}"):
         read_image(data, "some.img")
 
@@ -55,7 +55,7 @@ def test_image_of_another_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_single_record_image_has_exactly_one(count: int) -> None:
+def test_image_of_a_single_record_has_exactly_one(count: int) -> None:
     data = write_image(image(magics.MM, *[(b"", b"")] * count))
     with pytest.raises(IntegrityError, match=rf"mm-1\.img: {count} records instead of one"):
         read_single(data, "mm-1.img", magics.MM)

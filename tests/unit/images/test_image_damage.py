@@ -70,7 +70,7 @@ def test_replaced_messages_are_damage_or_readable(images: dict[str, bytes], data
 
 @FUZZ
 @given(st.data())
-def test_cut_images_are_refused_by_name(images: dict[str, bytes], data: st.DataObject) -> None:
+def test_images_that_are_cut_off_are_refused_by_name(images: dict[str, bytes], data: st.DataObject) -> None:
     name = data.draw(
         st.sampled_from(sorted(name for name in images if not name.startswith((*UNREAD_IMAGES, "ghost-"))))
     )

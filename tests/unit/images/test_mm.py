@@ -11,7 +11,7 @@ from crckpt.images.mm import claim_nothing, read_mm
 from crckpt.images.tree import ImageTree
 
 
-def test_mappings_are_read(tree: ImageTree) -> None:
+def test_memory_mappings_are_read_from_the_image(tree: ImageTree) -> None:
     memory = tree.root.memory
     assert memory is not None
     kinds = {vma.kind for vma in memory.vmas}
@@ -23,7 +23,7 @@ def test_mappings_are_read(tree: ImageTree) -> None:
     assert memory.size == sum(vma.end - vma.start for vma in memory.vmas)
 
 
-def test_mapped_files_are_read(tree: ImageTree) -> None:
+def test_mapped_files_are_read_from_the_image(tree: ImageTree) -> None:
     titles = [file.title for file in tree.root.mapped]
     assert len(titles) == len(set(titles))
     assert {f"{WHERE}/shared-map", f"{WHERE}/private-map", "memfd:/dev/zero"} <= set(titles)

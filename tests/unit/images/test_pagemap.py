@@ -39,7 +39,7 @@ def messages(content: bytes) -> list[dict[int, int | bytes]]:
 
 
 @given(st.integers(0, (1 << 32) - 1), st.lists(entries, max_size=20))
-def test_written_page_maps_are_read(pages_id: int, listed: list[Entry]) -> None:
+def test_page_maps_that_were_written_are_read_back(pages_id: int, listed: list[Entry]) -> None:
     found = read_pagemap(write_pagemap(PageMap.of(pages_id, listed)))
     assert (found.pages_id, found.entries) == (pages_id, tuple(listed))
 

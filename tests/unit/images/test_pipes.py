@@ -11,7 +11,7 @@ from crckpt.images.framing import read_image
 from crckpt.images.tree import ImageTree
 
 
-def test_pipes_and_fifos_are_read(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_pipes_and_fifos_are_read_from_the_image(tree: ImageTree, images: dict[str, bytes]) -> None:
     ends = [entry.file for entry in tree.root.descriptors if isinstance(entry.file, other_files.Pipe)]
     assert [end.flags & os.O_ACCMODE for end in ends] == [os.O_RDONLY, os.O_WRONLY]
     assert len({end.pipe_id for end in ends}) == 1

@@ -22,7 +22,7 @@ def opened(tree: ImageTree, name: str, *, deleted: bool = False) -> regfile.Regu
     return file
 
 
-def test_open_files_are_read(tree: ImageTree) -> None:
+def test_open_files_are_read_from_the_image(tree: ImageTree) -> None:
     plain = opened(tree, "plain")
     assert (plain.size, plain.pos, plain.flags & os.O_ACCMODE) == (100, 42, os.O_RDONLY)
     data = opened(tree, "data")
@@ -40,7 +40,7 @@ def test_append_only_files_have_no_recorded_size(tree: ImageTree) -> None:
     assert [file for file in files if (file.size is None) != file.is_append_only] == []
 
 
-def test_deleted_files_are_read(tree: ImageTree) -> None:
+def test_deleted_files_are_read_from_the_image(tree: ImageTree) -> None:
     sizes = {name: opened(tree, name, deleted=True).remap for name in ("small", "gone.log", "large")}
     assert {name: remap and (remap.kind, remap.size) for name, remap in sizes.items()} == {
         "small": (regfile.GHOST, 1000),

@@ -24,7 +24,7 @@ def test_signal_owner_has_users_and_a_process() -> None:
     assert list(read_signal_owners(file(*owner))) == [SignalOwner(ID, 1, 42, (1000, 0))]
 
 
-def test_most_descriptors_have_no_signal_owner() -> None:
+def test_descriptors_without_a_signal_owner_have_none_in_the_image() -> None:
     assert list(read_signal_owners(file(*((number, VARINT, 0) for number in range(1, 6))))) == []
 
 

@@ -12,7 +12,7 @@ from crckpt.images.framing import read_image
 from crckpt.images.tree import ImageTree
 
 
-def test_unix_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_unix_sockets_are_read_from_the_image(tree: ImageTree, images: dict[str, bytes]) -> None:
     found = [file for file in tree.files if isinstance(file, sockets.UnixSocket)]
     pair = [socket for socket in found if socket.peer]
     assert {socket.inode for socket in pair} == {socket.peer for socket in pair}
@@ -24,7 +24,7 @@ def test_unix_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> Non
     assert [record.extra for record in read_image(images["sk-queues.img"]).records] == [b"to the right"]
 
 
-def test_inet_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_inet_sockets_are_read_from_the_image(tree: ImageTree, images: dict[str, bytes]) -> None:
     assert {socket.title for socket in tree.inet_sockets if socket.is_listening} == {
         "tcp 127.0.0.1:47001 (listen)",
         "tcp [::1]:47002 (listen)",

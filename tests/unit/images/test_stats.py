@@ -10,7 +10,7 @@ from crckpt.images import magics, wire
 from crckpt.images.inventory import read_dump_stats
 
 
-def test_dump_statistics_are_read(images: dict[str, bytes]) -> None:
+def test_statistics_of_a_dump_are_read_from_the_image(images: dict[str, bytes]) -> None:
     stats = read_dump_stats(images["stats-dump"])
     assert 0 < stats.memwrite_time < stats.frozen_time < 60_000_000
     assert 0 < stats.pages_written <= stats.pages_scanned

@@ -23,7 +23,7 @@ def test_executable_and_directories_of_the_root_process_are_read_from_images(tre
     assert (tree.root.cwd.title, tree.root.root.title) == (WHERE, "/")
 
 
-def test_missing_images_are_named(images: dict[str, bytes]) -> None:
+def test_error_for_missing_images_names_them(images: dict[str, bytes]) -> None:
     for name in images:
         without = {other: data for other, data in images.items() if other != name}
         if name.startswith((*UNREAD_IMAGES, "ghost-", "remap-fpath", "tty-info", "fdinfo-", "files", "memfd")):
@@ -46,7 +46,7 @@ def test_entries_to_which_images_refer_must_exist(images: dict[str, bytes], name
         read_tree(without.__getitem__, without)
 
 
-def test_only_needed_images_are_read(images: dict[str, bytes]) -> None:
+def test_only_images_that_are_needed_are_read(images: dict[str, bytes]) -> None:
     seen: list[str] = []
 
     def read(name: str) -> bytes:

@@ -10,7 +10,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.images.wire import BYTES, VARINT
 
 
-def test_terminals_are_read(tree: ImageTree) -> None:
+def test_terminals_are_read_from_the_image(tree: ImageTree) -> None:
     assert {file.path for file in tree.files if isinstance(file, tty.Terminal)} == {"/dev/ptmx", "/dev/pts/0"}
     assert {(end.kind, end.index, end.is_master) for end in tree.terminals} == {("pty", 0, True), ("pty", 0, False)}
 

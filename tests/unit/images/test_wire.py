@@ -28,13 +28,13 @@ def test_fields_reads_what_encode_wrote(items: list[tuple[int, int, int | bytes]
 
 
 @given(U64)
-def test_varint_round_trip(value: int) -> None:
+def test_varint_is_read_back_as_it_was_written(value: int) -> None:
     data = wire.encode_varint(value)
     assert wire.read_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_signed_numbers_round_trip(value: int) -> None:
+def test_signed_numbers_are_read_back_as_they_were_written(value: int) -> None:
     assert wire.decode_signed(wire.read_varint(wire.encode_varint(value), 0)[0]) == value
 
 

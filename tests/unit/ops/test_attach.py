@@ -26,12 +26,12 @@ def test_terminal_is_found_by_job_pid_or_id(name: str, root: int) -> None:
     assert pick_terminal(name, TERMINALS).terminal.tree.root == root
 
 
-def test_single_terminal_needs_no_name() -> None:
+def test_attach_needs_no_name_if_there_is_a_single_terminal() -> None:
     assert pick_terminal(None, TERMINALS[:1]) is TERMINALS[0]
 
 
 @pytest.mark.parametrize("name", [None, "worker"])
-def test_ambiguous_name_lists_the_pids(name: str | None) -> None:
+def test_attach_by_an_ambiguous_name_lists_the_pids(name: str | None) -> None:
     with pytest.raises(UsageError, match=r"worker \(PID 200\), worker \(PID 300\)") as raised:
         pick_terminal(name, TERMINALS)
     assert "crckpt attach " in raised.value.hint
@@ -62,7 +62,7 @@ def test_hint_is_the_command_that_gives_a_terminal(name: str | None, command: st
 
 
 @pytest.mark.parametrize("name", ["nothing", "abc", "99"])
-def test_target_without_a_terminal_is_refused(name: str) -> None:
+def test_attach_to_a_program_without_a_held_terminal_is_refused(name: str) -> None:
     with pytest.raises(TargetNotRunning, match="has no terminal to attach to") as raised:
         pick_terminal(name, TERMINALS)
     assert "trainer (PID 100)" in raised.value.hint

@@ -39,7 +39,7 @@ def test_missing_features_that_are_not_used_are_not_problems() -> None:
     assert keys(found.shown) == ["lock_iptables", "ssh", "lazy_pages", "tun"]
 
 
-def test_one_tracking_method_is_enough() -> None:
+def test_doctor_has_no_problem_with_one_tracking_method() -> None:
     """The result of `tracker` depends on both methods."""
     found = diagnosis(fact("soft_dirty"), fact("write_protection", "ok"), fact("tracker", "ok"))
     assert (keys(found.shown), found.problems) == (["tracker"], ())
@@ -48,7 +48,9 @@ def test_one_tracking_method_is_enough() -> None:
 @pytest.mark.parametrize(
     ("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")]
 )
-def test_vulnerable_criu_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str) -> None:
+def test_doctor_reports_a_vulnerable_criu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str
+) -> None:
     """The preload library protects every CRIU, so doctor reports one only without the library."""
     found = Search(Criu(Path("/criu"), "PATH", version, "", locks_by_nftables=True), ())
     monkeypatch.setattr(library, "LIBRARY", Path(__file__))

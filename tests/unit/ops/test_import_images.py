@@ -19,7 +19,7 @@ def images(tmp_path: Path) -> Path:
     return write_set(tmp_path / "images", image_set(PAGES))
 
 
-def test_real_tree_is_imported(images: Path, tmp_path: Path) -> None:
+def test_images_of_a_real_tree_are_imported(images: Path, tmp_path: Path) -> None:
     before = files_of(images)
     checkpoint = import_images(Context(tmp_path / "store"), images, "job", "a note")
     assert files_of(images) == before

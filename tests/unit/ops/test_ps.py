@@ -49,7 +49,7 @@ def test_tracked_tree_is_listed_with_its_trackers_usage(root: proc.Process) -> N
     assert found.usage.memory_bytes > 1 << 20
 
 
-def test_helper_is_listed_with_its_end_command() -> None:
+def test_ps_lists_a_helper_with_the_command_that_ends_it() -> None:
     helper = start_helper(REMOTE_CALLER)
     try:
         wait_until_started(helper.pid)
@@ -61,7 +61,7 @@ def test_helper_is_listed_with_its_end_command() -> None:
 
 
 @pytest.mark.parametrize("program", ["criu", "crckpt"])
-def test_command_is_listed_as_typed(tmp_path: Path, program: str) -> None:
+def test_ps_lists_a_command_as_it_was_typed(tmp_path: Path, program: str) -> None:
     """The interpreter or loader and its long path are omitted."""
     script = tmp_path / program
     script.write_text("#!/bin/sh\necho\nread end\n")
@@ -74,7 +74,7 @@ def test_command_is_listed_as_typed(tmp_path: Path, program: str) -> None:
     assert (found.kind, found.program) == (program, f"{program} dump 4")
 
 
-def test_lock_is_listed_with_its_holder(tmp_path: Path) -> None:
+def test_ps_lists_a_lock_with_its_holder(tmp_path: Path) -> None:
     """Here a helper has inherited the lock."""
     (tmp_path / "lock").touch()
     with (tmp_path / "lock").open("w") as lock:
@@ -110,7 +110,7 @@ def test_remains_of_a_killed_tracker_are_listed(root: proc.Process) -> None:
     assert (found.pid, found.ends) == (None, f"the next dump; crckpt ps --end {root.pid}")
 
 
-def test_tracker_is_ended_by_its_tree(root: proc.Process) -> None:
+def test_ps_ends_a_tracker_by_the_pid_of_its_tree(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, description(root), Answer()) as requests:
         result = end_trackers(str(root.pid))
     assert result.ended
@@ -118,14 +118,14 @@ def test_tracker_is_ended_by_its_tree(root: proc.Process) -> None:
     assert [request.do for request in requests] == ["describe", "end"]
 
 
-def test_untracked_tree_is_a_usage_error(root: proc.Process) -> None:
+def test_ps_end_of_an_untracked_tree_is_a_usage_error(root: proc.Process) -> None:
     with pytest.raises(UsageError) as refused:
         end_trackers(str(root.pid))
     assert refused.value.message == f"the tree of PID {root.pid} is not tracked"
     assert refused.value.hint == "list the tracked trees: crckpt ps"
 
 
-def test_killed_tracker_is_forgotten(root: proc.Process) -> None:
+def test_ps_end_forgets_a_killed_tracker(root: proc.Process) -> None:
     """Otherwise the next dump would start another."""
     leave_socket(root)
     result = end_trackers(str(root.pid))

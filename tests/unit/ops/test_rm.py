@@ -116,7 +116,7 @@ def test_program_that_runs_again_needs_no_checkpoint(context: Context, repositor
     assert checkpoint.id != other.id
 
 
-def test_freed_space_is_estimated(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_rm_estimates_the_space_that_is_freed(context: Context, repository: Repository, tmp_path: Path) -> None:
     first = store(repository, tmp_path, of_pages(*range(1, 40)), described())
     second = store(repository, tmp_path, of_pages(*range(1, 40), *range(50, 90)), described())
     # The second needs the pages of the first, but not its index.

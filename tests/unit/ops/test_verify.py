@@ -12,7 +12,7 @@ from crckpt.ops.verify import verify
 from crckpt.store import Checkpoint, Repository
 
 
-def test_one_or_all_checkpoints_are_verified(
+def test_verify_checks_one_or_all_checkpoints(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints

@@ -11,7 +11,7 @@ from crckpt import __version__
 from crckpt.ops.version import version
 
 
-def test_untried_criu_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_marks_a_criu_that_was_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = script(tmp_path / "broken", "exit 1")
     working = script(tmp_path / "criu", "echo Version: 9.9")
     monkeypatch.setenv("CRCKPT_CRIU", str(broken))

@@ -39,13 +39,13 @@ def test_checkpoint_is_pending_while_it_is_stored(repository: Repository) -> Non
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_failure_is_recorded_only_in_the_background(repository: Repository, alone: bool) -> None:
+def test_failure_to_store_a_checkpoint_is_recorded_only_in_the_background(repository: Repository, alone: bool) -> None:
     with pytest.raises(StoreUnusable), announced(repository.backend, JOB, CREATED, None, alone=alone):
         raise StoreUnusable("the disk is full")
     assert [pending.lost for pending in repository.pending()] == ["the disk is full"] * alone
 
 
-def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
+def test_pending_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     with announced(repository.backend, JOB, CREATED, None, alone=True):
@@ -57,7 +57,7 @@ def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
         assert pending.lost == f"crckpt (PID {ended.pid}) ended before the checkpoint was stored"
 
 
-def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
+def test_pending_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
     """This host cannot know whether the other process runs.
 
     A process that stores a checkpoint holds the store's lock.
@@ -80,7 +80,7 @@ def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"job": "../x", "created": "2026-01-02T03:04:05Z"}'])
-def test_damaged_record_is_ignored(repository: Repository, content: str) -> None:
+def test_damaged_record_of_a_pending_checkpoint_is_ignored(repository: Repository, content: str) -> None:
     with announced(repository.backend, JOB, CREATED, None, alone=False):
         record(repository).write_text(content)
         assert repository.pending() == ()

@@ -92,7 +92,7 @@ def test_message_for_a_ref_names_the_part_that_is_missing(ref: str, message: str
     assert refusal.value.message == message
 
 
-def test_long_list_of_jobs_is_shortened() -> None:
+def test_long_list_of_similar_jobs_is_shortened() -> None:
     jobs = {JobName(f"job{number:02}"): IDS[:1] for number in range(12)}
     with pytest.raises(NoSuchCheckpoint) as refusal:
         resolve("xyzzy", RefTargets(jobs, IDS, ()))
@@ -100,7 +100,7 @@ def test_long_list_of_jobs_is_shortened() -> None:
     assert "job07, and 4 more; " in refusal.value.hint
 
 
-def test_ambiguous_digits_are_refused() -> None:
+def test_ref_of_ambiguous_digits_is_refused() -> None:
     with pytest.raises(UsageError, match="abcd is the start of 2 ids") as refusal:
         resolve("abcd", KNOWN)
     assert refusal.value.causes == ("abcd10000000", "abcd20000000")

@@ -15,7 +15,7 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 
 
-def test_rm_removes_the_tags(tmp_path: Path) -> None:
+def test_rm_removes_the_tags_of_its_checkpoints(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first, second = (store(repository, tmp_path, of_pages(number)) for number in (1, 2))
     for checkpoint, name in ((first, "a"), (second, "b"), (first, "c")):
@@ -25,7 +25,7 @@ def test_rm_removes_the_tags(tmp_path: Path) -> None:
     assert list((repository.root / "tmp").iterdir()) == []
 
 
-def test_rm_removes_all_or_nothing(tmp_path: Path) -> None:
+def test_rm_of_several_checkpoints_removes_all_or_none(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1))
     for wrong in (CheckpointId("0" * 64), CheckpointId("../../etc")):

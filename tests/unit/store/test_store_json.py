@@ -13,7 +13,7 @@ from image_sets import open_store
 from crckpt.errors import StoreUnusable
 
 
-def test_newer_format_is_refused(tmp_path: Path) -> None:
+def test_store_of_a_newer_format_number_is_refused(tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     document = json.loads((root / "store.json").read_bytes())
     (root / "store.json").write_text(json.dumps({**document, "format": 2}))

@@ -113,7 +113,7 @@ def test_discarded_memory_read_in_a_huge_page_is_dirty(dumps: Dumps, target: Sta
     assert dumps.dirty(place) == {0}, "it is as it was"
 
 
-def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
+def test_pages_merged_and_split_by_the_kernel_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
     count = Path(f"/proc/{target.pid}/ksm_merging_pages")
     place = filled(target, MERGEABLE)
     dumps.dirty(place)

@@ -108,7 +108,7 @@ def test_signals_sent_while_calls_are_injected_arrive_exactly_once(program: str)
         assert output_after(process) == "counted 200"
 
 
-def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
+def test_injected_calls_abort_a_restartable_sequence_as_the_kernel_does(program: str) -> None:
     with running(program, "sequences") as process, running(program, "sequences") as other:
         # The kernel aborts a sequence when its thread loses the CPU. Here two processes share one CPU.
         for pid in (process.pid, other.pid):
@@ -121,7 +121,7 @@ def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
                 assert int(output_after(process).split()[1]) > before
 
 
-def test_killing_seccomp_filter_is_suspended() -> None:
+def test_seccomp_filter_that_kills_is_suspended_for_injected_calls() -> None:
     with running(sys.executable, "-c", PROGRAM_WITH_A_KILLING_FILTER) as process:
         assert entered(process.pid).descriptor >= 0
         assert output_after(process, "go on\n") == "lives"
@@ -143,7 +143,7 @@ def test_no_call_is_injected_into_a_filtered_program_without_the_right_to_suspen
         assert output_after(process, "go on\n") == "lives"
 
 
-def test_stopped_process_stays_stopped(program: str) -> None:
+def test_stopped_process_stays_stopped_after_injected_calls(program: str) -> None:
     with running(program, "read") as process:
         os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: state(process.pid) == "T", "the stop")
@@ -180,7 +180,7 @@ def traced(pid: int, *argv: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("debugger", ["tracer", "gdb"])
-def test_tracer_of_the_process_is_reported(program: str, debugger: str) -> None:
+def test_injection_into_a_traced_process_reports_the_tracer(program: str, debugger: str) -> None:
     if shutil.which("gdb") is None and debugger == "gdb":
         pytest.skip("gdb is not installed")
     with running(program, "read") as process:

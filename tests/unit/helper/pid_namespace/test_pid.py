@@ -122,7 +122,7 @@ def test_pid_namespace_ends_if_its_owner_dies_before_the_tree_runs() -> None:
     assert proc.wait_until_gone([namespace.init], 20) == ()
 
 
-def test_no_descriptor_is_leaked() -> None:
+def test_pid_namespace_leaks_no_descriptor() -> None:
     before = descriptors()
     with pid_namespace(99) as namespace:
         pass

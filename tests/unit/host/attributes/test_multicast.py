@@ -111,7 +111,7 @@ def test_multicast_groups_joined_by_the_kernel_are_ignored() -> None:
         assert not joined() & {"224.0.0.1", "ff02::1"}
 
 
-def test_interfaces_have_names_and_numbers(socket_ipv4: socket.socket) -> None:
+def test_interfaces_of_multicast_memberships_have_names_and_numbers(socket_ipv4: socket.socket) -> None:
     for number, name in socket.if_nameindex():
         assert interface_name(socket_ipv4, number) == name
         assert interface_index(socket_ipv4, name) == number

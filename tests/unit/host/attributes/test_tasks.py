@@ -23,7 +23,7 @@ from crckpt.host.attributes import tasks
         ("", ()),
     ],
 )
-def test_memory_policies_are_parsed(line: str, value: tuple[int, ...]) -> None:
+def test_numa_memory_policies_of_a_task_are_parsed(line: str, value: tuple[int, ...]) -> None:
     assert tasks.parse_memory_policy(line) == value
 
 

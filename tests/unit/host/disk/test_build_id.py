@@ -57,7 +57,7 @@ def test_build_id_is_found_among_other_notes(tmp_path: Path) -> None:
     assert read(tmp_path / "elf", data) == b"12345"
 
 
-def test_longer_program_headers_are_read(tmp_path: Path) -> None:
+def test_build_id_is_read_from_longer_program_headers(tmp_path: Path) -> None:
     assert read(tmp_path / "elf", image((4, note(3, b"GNU\0", b"wide")), (1, b""), entry=64)) == b"wide"
 
 
@@ -79,28 +79,28 @@ def test_longer_program_headers_are_read(tmp_path: Path) -> None:
     ],
     ids=lambda data: f"{len(data)}",
 )
-def test_file_without_a_build_id_gives_none(tmp_path: Path, data: bytes) -> None:
+def test_build_id_of_a_file_without_one_is_none(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path / "file", data) is None
 
 
-def test_segment_outside_the_file_gives_none(tmp_path: Path) -> None:
+def test_build_id_in_a_segment_outside_of_the_file_is_none(tmp_path: Path) -> None:
     data = bytearray(image((4, note(3, b"GNU\0", b"x"))))
     struct.pack_into("<Q", data, 64 + 8, 2**64 - 1)
     assert read(tmp_path / "file", bytes(data)) is None
 
 
-def test_unreadable_file_gives_none(tmp_path: Path) -> None:
+def test_build_id_of_an_unreadable_file_is_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         checked_files.read_build_id(str(tmp_path / "none"))
     assert checked_files.read_build_id(str(tmp_path)) is None
 
 
-def test_fifo_does_not_block(tmp_path: Path) -> None:
+def test_reading_the_build_id_of_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     assert checked_files.read_build_id(str(tmp_path / "fifo")) is None
 
 
-def test_huge_headers_are_not_read_into_memory(tmp_path: Path) -> None:
+def test_huge_program_headers_are_not_read_into_memory(tmp_path: Path) -> None:
     """The header of a sparse file declares 4 GiB of program headers, which costs no disk space."""
     path = tmp_path / "sparse"
     path.write_bytes(image((4, b""), entry=0xFFFF)[:56] + struct.pack("<H", 0xFFFF) + bytes(6))

@@ -91,7 +91,7 @@ def test_io_errors_of_a_lost_disk_are_ignored(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOSPC])
-def test_other_disk_errors_are_raised(number: int) -> None:
+def test_disk_errors_other_than_those_of_a_lost_disk_are_raised(number: int) -> None:
     with pytest.raises(OSError, match=os.strerror(number)), files.losses_ignored():
         raise OSError(number, os.strerror(number))
 

@@ -96,7 +96,7 @@ def test_path_with_endless_links_is_not_trusted(trusted_directory: Path) -> None
 
 
 @pytest.mark.parametrize(("kind", "number"), [("directory", errno.EISDIR), ("fifo", errno.EINVAL)])
-def test_only_a_regular_file_is_read(trusted_directory: Path, kind: str, number: int) -> None:
+def test_file_on_a_trusted_path_is_read_only_if_it_is_regular(trusted_directory: Path, kind: str, number: int) -> None:
     path = trusted_directory / "x"
     path.mkdir() if kind == "directory" else os.mkfifo(path)
     descriptor, _ = open_path(path)

@@ -23,7 +23,7 @@ def as_nobody(monkeypatch: pytest.MonkeyPatch, check: Callable[[Path], object]) 
         as_user(lambda: check(workdir / f"crckpt-{NOBODY}"))
 
 
-def test_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(top: Path) -> None:
         os.umask(0)
         own_files.make_runtime_directory(top / "keepers/1-2")
@@ -34,7 +34,7 @@ def test_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["", "keepers"])
-def test_directory_of_others_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_runtime_directory_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def check(top: Path) -> None:
         wanted = top / "keepers/1-2"
         own_files.make_runtime_directory(wanted)

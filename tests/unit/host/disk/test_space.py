@@ -14,7 +14,7 @@ from crckpt.host.disk import space
 from crckpt.host.proc.maps import sum_memory
 
 
-def test_nearest_existing_parent_is_found(tmp_path: Path) -> None:
+def test_free_space_of_a_missing_path_is_that_of_its_nearest_existing_parent(tmp_path: Path) -> None:
     assert space.nearest_existing(tmp_path / "a/b/c") == tmp_path
     assert space.nearest_existing(tmp_path) == tmp_path
 
@@ -27,7 +27,7 @@ def test_free_memory_is_at_most_the_available() -> None:
     assert 0 < space.free_memory() <= psutil.virtual_memory().available + (1 << 28)
 
 
-def test_dirty_pages_are_limited() -> None:
+def test_limit_of_dirty_pages_is_that_of_the_kernel() -> None:
     fixed = int(Path("/proc/sys/vm/dirty_bytes").read_text())
     assert space.unwritten_limit() == fixed or 0 < space.unwritten_limit() <= space.free_memory() + (1 << 28)
 
@@ -46,7 +46,7 @@ def test_memory_of_a_process_is_what_it_wrote() -> None:
     assert proc.memory(2**22 + 1) == 0
 
 
-def test_shared_huge_pages_count_once() -> None:
+def test_huge_pages_shared_by_processes_count_once_as_memory() -> None:
     """A hundred processes of a database may share the same huge pages."""
     rows = [
         "0-1 ---p 0 0 0 [rollup]",

@@ -80,7 +80,7 @@ def test_user_and_groups_of_a_process_are_found_by_number() -> None:
     assert users_of(Changers()) == ()
 
 
-def test_link_target_is_read(open_file: Path) -> None:
+def test_target_of_a_link_in_proc_is_read_with_its_inode(open_file: Path) -> None:
     path = open_file.readlink()
     status = path.stat()
     found = read_link_target(str(open_file))

@@ -17,7 +17,9 @@ from crckpt.host.network.address import HostAddress, parse_address
         ("2001:db8::5/128@abcdefghijklmno", "2001:db8::5", 128, "abcdefghijklmno", "2001:db8::5/128"),
     ],
 )
-def test_address_is_parsed(text: str, ip: str, length: int, device: str, prefix: str) -> None:
+def test_host_address_with_prefix_and_device_is_parsed(
+    text: str, ip: str, length: int, device: str, prefix: str
+) -> None:
     address = parse_address(text)
     assert address == HostAddress(ip, length, device)
     assert (address.prefix, address.family) == (prefix, 6 if ":" in ip else 4)
@@ -62,7 +64,7 @@ def test_address_is_parsed(text: str, ip: str, length: int, device: str, prefix:
         ("::ffff:10.0.0.5/96@eth0", "mapped IPv4"),
     ],
 )
-def test_invalid_address_is_refused(text: str, why: str) -> None:
+def test_invalid_host_address_is_refused(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         parse_address(text)
     assert caught.value.hint

@@ -94,7 +94,7 @@ def test_device_of_an_unmounted_file_system_is_unreachable(directory_to_hide: Pa
         assert (found.pid, found.why) == (process.pid, "mount")
 
 
-def test_memory_files_count_as_reachable() -> None:
+def test_open_memory_files_count_as_reachable() -> None:
     with program(
         f"file = os.memfd_create('x')\nother = os.open('/proc/self', os.O_RDONLY)\n{WAIT_STATEMENTS}"
     ) as process:

@@ -104,7 +104,7 @@ def test_port_in_use_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("use", ["listen", "datagram", "connection"])
-def test_foreign_address_is_missing(use: sockets.Binding) -> None:
+def test_address_that_this_host_does_not_have_is_missing(use: sockets.Binding) -> None:
     assert sockets.find_bind_refusal("192.0.2.1", 80, use) == "missing"
     assert sockets.find_bind_refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
 

@@ -25,7 +25,7 @@ STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
         (f"168 0x8000 0x1 0x64 0x0 0x0 0x0 {STACK_32}\n", "poll"),
     ],
 )
-def test_calls_interrupted_by_criu_are_recognized(text: str, call: str) -> None:
+def test_system_calls_that_criu_interrupts_are_recognized(text: str, call: str) -> None:
     assert parse_call(text, "x86_64")[0] == call
 
 

@@ -198,7 +198,7 @@ def test_socket_listing_agrees_with_ss(facts: dict[str, Fact]) -> None:
         assert (f":{server.getsockname()[1]} " in listed) == (facts["socket_diagnostics"].state == "ok")
 
 
-def test_memory_is_limited_by_our_cgroup(facts: dict[str, Fact]) -> None:
+def test_memory_check_counts_the_limit_of_our_cgroup(facts: dict[str, Fact]) -> None:
     assert re.match(r"[\d.]+ [GM]iB free of [\d.]+", facts["memory"].found)
     probe = "from crckpt.host.probes.tasks import memory; outcome = memory(); print(outcome.state, outcome.found)"
     with memory_limit.limited(64 << 20) as group:

@@ -36,12 +36,12 @@ def test_doctor_says_that_root_can_save_connections() -> None:
 
 
 @pytest.mark.usefixtures("commands")
-def test_missing_tool_is_reported() -> None:
+def test_check_of_the_network_reports_a_missing_tool() -> None:
     found = network.lock_by_iptables()
     assert (found.state, found.found) == ("missing", "iptables is not installed")
 
 
-def test_failing_tool_is_quoted(commands: Path) -> None:
+def test_check_of_the_network_quotes_the_error_of_a_failing_tool(commands: Path) -> None:
     tool = commands / "iptables"
     tool.write_text("#!/bin/sh\necho 'no such table' >&2\necho 'more' >&2\nexit 3\n")
     tool.chmod(0o755)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it
 ROOT = 0
 
 
-def test_root_can_choose_a_free_pid() -> None:
+def test_check_finds_that_root_can_choose_a_free_pid() -> None:
     before = children()
     found = tasks.pid_selection()
     assert found.state == "ok"
@@ -23,7 +23,7 @@ def test_root_can_choose_a_free_pid() -> None:
     assert children() == before
 
 
-def test_other_user_cannot_choose_a_pid() -> None:
+def test_check_finds_that_another_user_cannot_choose_a_pid() -> None:
     def check() -> None:
         found = tasks.pid_selection()
         assert (found.state, found.consequence, found.fix) == (
@@ -36,7 +36,7 @@ def test_other_user_cannot_choose_a_pid() -> None:
     as_user(check)
 
 
-def test_root_can_suspend_filters() -> None:
+def test_check_finds_that_root_can_suspend_seccomp_filters() -> None:
     def check() -> None:
         assert tasks.seccomp_suspension().state == "ok"
         assert not children()
@@ -44,7 +44,7 @@ def test_root_can_suspend_filters() -> None:
     as_user(check, ROOT)
 
 
-def test_other_user_cannot_suspend_filters() -> None:
+def test_check_finds_that_another_user_cannot_suspend_seccomp_filters() -> None:
     def check() -> None:
         found = tasks.seccomp_suspension()
         assert (found.state, found.fix) == ("missing", "sudo crckpt doctor")

@@ -28,7 +28,7 @@ def descriptor(fd: int) -> proc.Descriptor:
     return found
 
 
-def test_open_files_are_described(tmp_path: Path) -> None:
+def test_open_files_are_read_with_path_position_and_flags(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/log-\xff (deleted)"
     fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
@@ -77,7 +77,7 @@ def test_descriptors_of_every_kind_are_described(tmp_path: Path) -> None:
             os.close(fd)
 
 
-def test_lock_is_shown_in_fdinfo(tmp_path: Path) -> None:
+def test_file_lock_is_read_from_fdinfo(tmp_path: Path) -> None:
     with (tmp_path / "locked").open("w") as file:
         assert "\nlock:" not in descriptor(file.fileno()).info
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -10,7 +10,7 @@ from crckpt.host import proc
 from crckpt.host.proc.maps import Map, count_maps, find_mapped_files, read_maps
 
 
-def test_mapped_file_is_described(tmp_path: Path) -> None:
+def test_map_of_a_file_is_read_with_path_and_inode(tmp_path: Path) -> None:
     path = tmp_path / "with spaces "
     path.write_bytes(bytes(mmap.PAGESIZE))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE):
@@ -22,7 +22,7 @@ def test_mapped_file_is_described(tmp_path: Path) -> None:
         assert found.link(os.getpid()) in find_mapped_files(os.getpid()).values()
 
 
-def test_stack_is_described() -> None:
+def test_map_of_the_stack_is_recognized() -> None:
     (stack,) = (each for each in read_maps(os.getpid()) if each.path == "[stack]")
     assert (stack.is_shared, stack.is_writable, stack.has_file) == (False, True, False)
 

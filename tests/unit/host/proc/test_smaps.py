@@ -34,7 +34,7 @@ def rollup(**sizes: int) -> list[str]:
     return ["55d0-7ffc ---p 00000000 00:00 0 [rollup]", *(f"{name}: {size} kB" for name, size in sizes.items())]
 
 
-def test_shared_pages_count_once() -> None:
+def test_pages_shared_by_processes_count_once() -> None:
     with program(PROGRAM_WITH_SHARED_PAGES) as process:
         (child,) = proc.children(process.pid)
         both, parent = memory(process.pid, child), memory(process.pid)
@@ -50,7 +50,7 @@ def test_shared_huge_pages_count_once() -> None:
     assert sum_memory([]) == 0
 
 
-def test_sysv_huge_pages_cannot_be_saved() -> None:
+def test_criu_cannot_save_system_v_memory_of_huge_pages() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     segment = libc.shmget(IPC_PRIVATE, ctypes.c_size_t(mmap.PAGESIZE), 0o600)
@@ -65,14 +65,14 @@ def test_sysv_huge_pages_cannot_be_saved() -> None:
     assert not any(each.start == address for each in find_unsavable_maps(os.getpid()))
 
 
-def test_files_in_memory_can_be_saved() -> None:
+def test_criu_can_save_files_in_memory() -> None:
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file, Path("/dev/zero").open("r+b") as device:
         file.truncate(mmap.PAGESIZE)
         with mmap.mmap(file.fileno(), mmap.PAGESIZE), mmap.mmap(device.fileno(), mmap.PAGESIZE):
             assert find_unsavable_maps(os.getpid()) == ()
 
 
-def test_ordinary_memory_can_be_saved(waiting_program: subprocess.Popen[bytes]) -> None:
+def test_criu_can_save_ordinary_memory(waiting_program: subprocess.Popen[bytes]) -> None:
     assert find_unsavable_maps(waiting_program.pid) == ()
     assert find_unsavable_maps(free_pid()) == ()
     assert memory(free_pid()) == 0

@@ -35,7 +35,7 @@ def test_own_capabilities_and_boot_id_are_read() -> None:
     assert [len(part) for part in proc.boot_id().split("-")] == [8, 4, 4, 4, 12]
 
 
-def test_thread_has_its_own_fields() -> None:
+def test_status_of_a_thread_has_its_own_fields() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
@@ -78,7 +78,7 @@ def test_shared_memory_is_counted_in_bytes() -> None:
         assert read_bytes(os.getpid(), "RssShmem") == before + (4 << 20)
 
 
-def test_missing_fields_count_as_zero() -> None:
+def test_missing_fields_of_a_status_count_as_zero() -> None:
     assert read_bytes(os.getpid(), "NoSuchField") == 0
     assert read_bytes(free_pid(), "VmRSS") == 0
     with pytest.raises(FileNotFoundError):

@@ -46,7 +46,7 @@ def test_failed_restore_ends_and_reaps_our_descendants(shell: subprocess.Popen[s
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
 
 
-def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_failed_restore_reaps_a_child_that_has_ended(shell: subprocess.Popen[str], grandchild: int) -> None:
     """A CRIU that failed has not reaped the child, so the PID of the child would stay in use."""
     with suppress(ValueError), orphans.ended_on_failure((shell.pid, grandchild)):
         shell.kill()
@@ -69,7 +69,7 @@ def test_processes_are_ended_only_if_the_restore_fails(shell: subprocess.Popen[s
     assert shell.poll() is None
 
 
-def test_ended_process_is_skipped(shell: subprocess.Popen[str]) -> None:
+def test_failed_restore_skips_a_process_that_has_ended(shell: subprocess.Popen[str]) -> None:
     shell.kill()
     shell.wait()
     failed(shell.pid)

@@ -139,7 +139,7 @@ def test_waiting_for_a_child_returns_whether_it_ended_in_time(tmp_path: Path) ->
     assert child.wait() == -signal.SIGTERM
 
 
-def test_released_child_keeps_its_status(tmp_path: Path) -> None:
+def test_child_that_was_released_can_still_be_waited_for(tmp_path: Path) -> None:
     """Otherwise Popen's finalizer, or the next Popen, would reap the child before the process that waits for it."""
     before = own_descriptors()
     child = run.start(["sh", "-c", "exit 7"], output=tmp_path / "out")

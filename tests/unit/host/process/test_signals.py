@@ -52,7 +52,7 @@ def test_interrupt_is_deferred_to_the_end_of_the_block() -> None:
     assert output_of(body) == ["in the block", "interrupted by SIGINT"]
 
 
-def test_only_the_outermost_block_raises() -> None:
+def test_deferred_interrupt_is_raised_only_at_the_end_of_the_outermost_block() -> None:
     body = """
         with interrupts_deferred():
             with interrupts_deferred():
@@ -91,7 +91,7 @@ def test_interrupt_is_raised_while_allowed() -> None:
     assert output_of(body) == ["quiet", "let in", "went on"]
 
 
-def test_interrupt_is_deferred_again_afterwards() -> None:
+def test_interrupt_is_deferred_again_after_the_block_that_allows_it() -> None:
     body = """
         with interrupts_deferred():
             with interrupts_allowed():
@@ -124,7 +124,7 @@ def test_interruption_during_an_error_does_not_hide_the_error() -> None:
     assert output_of(body) == ["the block's own"]
 
 
-def test_block_after_a_failure_can_be_interrupted() -> None:
+def test_block_that_follows_a_failed_one_can_be_interrupted() -> None:
     body = """
         try:
             with interrupts_deferred():
@@ -159,7 +159,7 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 8), ("SIGINT", 9)])
-def test_signals_are_forwarded(name: str, status: int) -> None:
+def test_signals_to_crckpt_are_forwarded_to_the_program(name: str, status: int) -> None:
     body = f"""{PROGRAM}
         forward_signals(child.pid, on_our_terminal=False)
         interrupt("{name}")

@@ -104,7 +104,7 @@ def test_process_older_than_criu_does_not_count_as_unfinished(tmp_path: Path) ->
         assert daemon.wait() == -9
 
 
-def test_endlessly_forking_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_processes_that_fork_endlessly_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "_WITHIN_S", 0.0)
     log = tmp_path / "restore.log"
     with program(log, "w") as writer:

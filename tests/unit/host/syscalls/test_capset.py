@@ -18,7 +18,7 @@ print(*(int(status[name], 16) for name in ("CapPrm", "CapEff", "CapInh")))
 """
 
 
-def test_capabilities_of_both_halves_are_set() -> None:
+def test_capabilities_above_and_below_32_are_set() -> None:
     if not {21, 40} <= effective_capabilities():
         pytest.skip("needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE")
     result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)

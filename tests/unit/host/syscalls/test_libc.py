@@ -11,7 +11,7 @@ import pytest
 from crckpt.host.syscalls.libc import LIBC, check, getsockopt, syscall
 
 
-def test_failure_has_errno_and_path() -> None:
+def test_error_of_a_failed_libc_call_has_errno_and_path() -> None:
     with pytest.raises(NotADirectoryError) as error:
         check(LIBC.open(b"/proc/self/stat/below", os.O_RDONLY), "/proc/self/stat/below")
     assert error.value.filename == "/proc/self/stat/below"

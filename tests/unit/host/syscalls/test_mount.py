@@ -29,7 +29,7 @@ def apart(check: Callable[[], None]) -> None:
     as_user(run, 0)
 
 
-def test_bind_mount_shows_the_other_directory(tmp_path: Path) -> None:
+def test_directory_that_is_bind_mounted_shows_the_other_one(tmp_path: Path) -> None:
     for name in ("source", "target"):
         (tmp_path / name).mkdir()
     (tmp_path / "source/file").write_text("content")
@@ -54,7 +54,7 @@ def test_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     apart(check)
 
 
-def test_mount_becomes_the_root(tmp_path: Path) -> None:
+def test_mount_can_become_the_root_of_the_process(tmp_path: Path) -> None:
     def check() -> None:
         own_process.mount("test", str(tmp_path), "tmpfs")
         (tmp_path / "only this").touch()

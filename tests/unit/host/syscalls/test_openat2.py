@@ -25,7 +25,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_file_is_opened_by_its_name(directory: int, tmp_path: Path) -> None:
+def test_file_in_a_directory_is_opened_by_its_name(directory: int, tmp_path: Path) -> None:
     for path, start in (("file", directory), (str(tmp_path / "file"), None)):
         descriptor = open_without_links(path, os.O_RDONLY, directory=start)
         assert os.read(descriptor, 100) == b"content"
@@ -49,7 +49,7 @@ def test_links_and_parent_directories_are_refused(directory: int, path: str, num
     assert caught.value.errno == number
 
 
-def test_new_file_gets_its_mode(directory: int, tmp_path: Path) -> None:
+def test_new_file_gets_the_requested_mode(directory: int, tmp_path: Path) -> None:
     os.close(open_without_links("new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640, directory=directory))
     assert (tmp_path / "new").stat().st_mode & 0o777 & ~0o022 == 0o640
 

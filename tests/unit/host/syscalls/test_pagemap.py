@@ -190,7 +190,7 @@ def test_written_parts_of_a_huge_page_are_reported(target: StatementRunner) -> N
     with_it.close()
 
 
-def test_guard_pages_stay_guards(target: StatementRunner) -> None:
+def test_guard_pages_are_kept_when_they_are_tracked(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     target.do(f"guard = LIBC.madvise(ctypes.c_void_p(result), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
     if target.do("result = guard") != 0:

@@ -61,7 +61,7 @@ def test_invalid_target_is_refused(target: str) -> None:
     assert f"{target!r} is not a valid target" in refused(target).message
 
 
-def test_pidfile_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_target_that_is_a_pidfile_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     pidfile = tmp_path / "a:b.pid"
     pidfile.write_text(f"  {sleepers[0]}\n")
     assert resolve(f"pidfile:{pidfile}") == sleepers[0]
@@ -241,7 +241,7 @@ def test_pidfile_with_more_than_a_pid_suggests_the_pid(tmp_path: Path) -> None:
     assert hint == "a pidfile contains nothing but a PID; name the PID itself: 812"
 
 
-def test_missing_pidfile_is_refused(tmp_path: Path) -> None:
+def test_target_that_is_a_missing_pidfile_is_refused(tmp_path: Path) -> None:
     assert "there is no pidfile" in refused(f"pidfile:{tmp_path}/none", TargetNotRunning).message
     assert "Is a directory" in refused(f"pidfile:{tmp_path}").message
     refused("pidfile:")
@@ -272,7 +272,7 @@ def test_forged_cgroup_directory_is_refused(tmp_path: Path, sleepers: tuple[int,
     assert "is not a control group" in untrusted(f"cgroup:{theirs}").message
 
 
-def test_empty_cgroup_is_refused(tmp_path: Path) -> None:
+def test_target_that_is_an_empty_cgroup_is_refused(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     # 0 stands for a process of another pid namespace.
@@ -280,7 +280,7 @@ def test_empty_cgroup_is_refused(tmp_path: Path) -> None:
     assert "has no process" in refused(f"cgroup:{group}", TargetNotRunning).message
 
 
-def test_missing_cgroup_is_refused(tmp_path: Path) -> None:
+def test_target_that_is_a_missing_cgroup_is_refused(tmp_path: Path) -> None:
     assert "there is no cgroup" in refused(f"cgroup:{tmp_path}/none", TargetNotRunning).message
     assert "there is no cgroup" in refused("cgroup:/crckpt-no-such-cgroup", TargetNotRunning).message
 
@@ -309,7 +309,7 @@ def test_unit_with_a_warning_is_resolved(systemctl: Path) -> None:
     assert resolve("unit:web") == 78
 
 
-def test_inactive_unit_is_refused(systemctl: Path) -> None:
+def test_target_that_is_an_inactive_unit_is_refused(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, ""))
     error = refused("unit:web", TargetNotRunning)
     assert "web.service has no process now: it is inactive (dead)" in error.message
@@ -326,12 +326,12 @@ def test_unit_that_is_not_a_service_is_refused(systemctl: Path) -> None:
     assert "web.socket is not a service" in refused("unit:web").message
 
 
-def test_unknown_unit_is_refused(systemctl: Path) -> None:
+def test_target_that_is_an_unknown_unit_is_refused(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, "").replace("=loaded", "=not-found"))
     assert "there is no unit web.service" in refused("unit:web").message
 
 
-def test_ambiguous_unit_name_is_refused(systemctl: Path) -> None:
+def test_target_with_an_ambiguous_unit_name_is_refused(systemctl: Path) -> None:
     both = [SERVICE.format(f"{name}.service", "active", "running", 5, "/x") for name in ("web1", "web2")]
     answers(systemctl, "\n".join(both))
     assert "but names web1.service, web2.service" in refused("unit:web").message
@@ -339,12 +339,12 @@ def test_ambiguous_unit_name_is_refused(systemctl: Path) -> None:
     assert "but names none" in refused("unit:web").message
 
 
-def test_failing_systemctl_is_quoted(systemctl: Path) -> None:
+def test_error_of_a_failing_systemctl_is_quoted(systemctl: Path) -> None:
     systemctl.write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
     assert "Failed to connect to bus" in refused("unit:web").message
 
 
 @pytest.mark.usefixtures("commands")
-def test_missing_systemd_is_reported() -> None:
+def test_target_that_is_a_unit_needs_systemd() -> None:
     with pytest.raises(HostCannot, match="cannot run systemctl"):
         resolve("unit:web")

@@ -54,7 +54,7 @@ def test_program_that_can_become_root_needs_no_other_rights(user_program: Statem
         refuse_new_rights(user_program.pid, frozenset(own - {("group", 4343)}))
 
 
-def test_rights_of_threads_and_children_count(target: StatementRunner) -> None:
+def test_rights_of_threads_and_children_count_for_a_move(target: StatementRunner) -> None:
     number = _SETRESUID.get(os.uname().machine)
     if number is None:
         pytest.skip("the number of the system call is not known")

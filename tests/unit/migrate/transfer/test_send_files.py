@@ -190,7 +190,9 @@ def test_link_at_the_source_is_not_followed_when_files_are_sent(source_directory
 
 
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.chown(path, 12345, 0)])
-def test_directory_writable_by_others_is_refused(source_directory: Path, change: Callable[[Path], None]) -> None:
+def test_file_is_not_sent_into_a_directory_writable_by_others(
+    source_directory: Path, change: Callable[[Path], None]
+) -> None:
     asked_files = _prepare(source_directory, "inner/one")
 
     def prepare() -> None:
@@ -318,14 +320,14 @@ def _sent(path: bytes, **more: object) -> SentFile:
     ],
     ids=repr,
 )
-def test_file_list_is_validated(file: SentFile) -> None:
+def test_list_of_files_to_send_is_validated(file: SentFile) -> None:
     good = _sent(b"/etc/x")
     assert decode_files(encode((good,))) == (good,)
     with pytest.raises(IntegrityError):
         decode_files(encode((good, file)))
 
 
-def test_system_directories_are_refused() -> None:
+def test_files_in_system_directories_are_not_sent() -> None:
     with placed_files.Placement() as placement, pytest.raises(PreflightRefused, match="made by the kernel"):
         placement.open_directory(Path("/proc/self"), (), 0)
 

@@ -208,7 +208,7 @@ def test_log_content_beyond_the_announced_size_is_cut_off(logs: Logs, content: b
     assert logs.there.read_bytes() == _FIRST + (content if failure is None else b"")
 
 
-def test_received_tails_are_validated() -> None:
+def test_received_ends_of_logs_are_validated() -> None:
     path = SentFile(b"/srv/log", 0o100640, 0, 0, (Ownership(0o755, 0, 0),), 0, 1, "ab" * 32)
     assert decode_tails(encode((SentTail(path, 5),))) == (SentTail(path, 5),)
     for bad in (

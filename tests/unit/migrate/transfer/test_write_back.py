@@ -55,7 +55,9 @@ def directory() -> Iterator[Path]:
         "held[:] = b'x' * {size}",
     ],
 )
-def test_written_pages_reach_the_file_system(target: StatementRunner, directory: Path, statement: str) -> None:
+def test_write_back_writes_dirty_pages_to_the_file_system(
+    target: StatementRunner, directory: Path, statement: str
+) -> None:
     path, size = directory / "data", PAGES * os.sysconf("SC_PAGESIZE")
     path.write_bytes(bytes(size))
     target.do(f"path = {str(path)!r}; {statement.format(size=size)}")

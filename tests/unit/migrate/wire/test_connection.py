@@ -129,7 +129,7 @@ def test_both_sides_send_more_than_the_pipes_hold() -> None:
     assert collected[0].content == collected[1].content == content
 
 
-def test_unexpected_message_is_reported() -> None:
+def test_unexpected_message_of_the_other_host_is_reported() -> None:
     with connected() as (source, destination):
         source.send(Stored())
         with pytest.raises(ProtocolError, match="source sent Stored instead of Lacking or Offer"):
@@ -260,7 +260,7 @@ def test_interruption_is_raised_and_leaves_no_half_frame(waits: str) -> None:
             peer.kill()
 
 
-def test_slow_reader_slows_the_sender() -> None:
+def test_sender_is_as_slow_as_the_reader_of_the_connection() -> None:
     content, slow = bytes(1 << 20), SlowPackCollector()
     with connected() as (source, destination), destination.receiving(slow):
 
@@ -289,7 +289,7 @@ def test_data_waiting_for_a_slow_reader_is_not_silence() -> None:
         assert source.receive(Sent) == Sent()
 
 
-def test_bandwidth_limits_data() -> None:
+def test_bandwidth_limits_the_data_of_a_connection() -> None:
     content, collected = os.urandom(100_000), PackCollector()
     with connected(bandwidth=200_000) as (source, destination), destination.receiving(collected):
         began = time.monotonic()
@@ -309,7 +309,7 @@ def test_message_is_sent_at_once_whatever_the_bandwidth() -> None:
         assert len(destination.receive(Questions).content) == 1 << 20
 
 
-def test_descriptors_are_closed_and_blocking_again() -> None:
+def test_descriptors_of_a_closed_connection_are_closed_or_blocking_again() -> None:
     (incoming, there), (reads, outgoing) = os.pipe(), os.pipe()
     kept = os.dup(outgoing)
     with Connection(incoming, outgoing, "there"):

@@ -34,7 +34,7 @@ from crckpt.migrate.wire.messages import (
 )
 
 
-def test_unrequested_packs_end_the_connection() -> None:
+def test_packs_that_were_not_requested_end_the_connection() -> None:
     for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
         with half_connected() as (source, _, writes):
             writes.write(sent)

@@ -90,7 +90,7 @@ def test_every_message_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_message_round_trips(message: MoveMessage) -> None:
+def test_every_message_of_a_move_round_trips(message: MoveMessage) -> None:
     assert decode(encode(message)) == message
 
 
@@ -139,7 +139,7 @@ def test_invalid_message_is_refused(content: bytes) -> None:
         decode(content)
 
 
-def test_unknown_keys_are_ignored() -> None:
+def test_unknown_keys_of_a_message_are_ignored() -> None:
     later = {**msgspec.to_builtins(Ended(MOVE)), "added": [1, {"two": 3}]}
     assert decode(msgspec.msgpack.encode(later)) == Ended(MOVE)
 
@@ -184,7 +184,7 @@ def test_only_a_refusal_keeps_its_exit_code() -> None:
         assert error.message == f"there: {failure.message}"
 
 
-def test_remote_hint_names_the_local_option() -> None:
+def test_hint_from_the_other_host_names_the_option_to_type_here() -> None:
     note_command((), is_remote=True)
     try:
         full = to_crckpt_error(OSError(errno.ENOSPC, "full"), RestoreFailed, "the restore")
@@ -198,7 +198,7 @@ def test_remote_hint_names_the_local_option() -> None:
     )
 
 
-def test_system_error_has_a_message() -> None:
+def test_system_error_from_the_other_host_has_a_message() -> None:
     failed = make_failed(OSError(28, "No space left on device", "/var/lib/crckpt"))
     assert failed == Failed(30, "No space left on device (/var/lib/crckpt)")
 

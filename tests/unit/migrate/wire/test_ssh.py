@@ -137,7 +137,7 @@ def test_valid_destination_host_is_accepted(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["there:22", "root@there:22", "192.0.2.1:2222", "there:"])
-def test_port_suggests_an_ssh_uri(host: str) -> None:
+def test_destination_with_a_port_suggests_an_ssh_uri(host: str) -> None:
     with pytest.raises(UsageError, match="names a port") as caught:
         check_host(host)
     assert caught.value.hint == f"type ssh://{host}; or set Port in ~/.ssh/config"
@@ -155,7 +155,7 @@ def test_port_suggests_an_ssh_uri(host: str) -> None:
         ("root@fd77::2", ("--", "root@fd77::2")),
     ],
 )
-def test_ipv6_address_can_have_a_port(host: str, words: tuple[str, ...]) -> None:
+def test_destination_with_an_ipv6_address_can_have_a_port(host: str, words: tuple[str, ...]) -> None:
     """ssh itself accepts IPv6 addresses neither in a URI nor in brackets."""
     assert make_host_words(host) == words
 
@@ -234,7 +234,9 @@ def test_output_of_the_other_host_cannot_control_the_terminal(ssh: Callable[[str
         ("#!/bin/sh\nexit 137\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
     ],
 )
-def test_end_of_ssh_is_explained(ssh: Callable[[str], tuple[str, ...]], text: str, words: str, hint: str) -> None:
+def test_error_explains_why_ssh_has_ended(
+    ssh: Callable[[str], tuple[str, ...]], text: str, words: str, hint: str
+) -> None:
     with connection_to("crckpt", ssh(text)) as connection, pytest.raises(RemoteError) as caught:
         connection.receive(Hello)
     assert caught.value.message.endswith(words)
@@ -254,7 +256,7 @@ def test_end_of_ssh_is_explained(ssh: Callable[[str], tuple[str, ...]], text: st
         ("sudo: unable to resolve host there: Name or service not known", 30, "sudo crckpt doctor"),
     ],
 )
-def test_errors_of_sudo_are_explained(
+def test_error_explains_why_sudo_failed_on_the_other_host(
     ssh: Callable[[str], tuple[str, ...]], sudo_output: str, status: int, hint: str
 ) -> None:
     program = ssh(f"#!/bin/sh\necho {shlex.quote(sudo_output)} >&2\nexit {status}\n")
@@ -280,26 +282,28 @@ def test_missing_root_on_the_other_host_is_an_ordinary_error(ssh: Callable[[], t
     assert caught.value.hint == "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
 
 
-def test_missing_crckpt_is_reported(ssh: Callable[[], tuple[str, ...]]) -> None:
+def test_error_says_that_crckpt_is_missing_on_the_other_host(ssh: Callable[[], tuple[str, ...]]) -> None:
     words = "/nowhere/crckpt cannot be run on root@there: .*not found"
     with connection_to("/nowhere/crckpt", ssh()) as connection, pytest.raises(RemoteError, match=words) as caught:
         connection.receive(Hello)
     assert "--remote-crckpt /PATH/TO/crckpt" in caught.value.hint
 
 
-def test_shell_that_prints_text_is_reported(ssh: Callable[[str], tuple[str, ...]], receive: str) -> None:
+def test_error_says_that_a_shell_on_the_other_host_prints_text(
+    ssh: Callable[[str], tuple[str, ...]], receive: str
+) -> None:
     text = _SSH.replace("shift\n", "shift\necho Welcome to there!\n")
     words = "printed text before crckpt's first message: Welcome to there!"
     with connection_to(receive, ssh(text)) as connection, pytest.raises(PrintedText, match=words):
         connection.receive(Hello)
 
 
-def test_missing_ssh_is_reported() -> None:
+def test_error_says_that_ssh_is_missing() -> None:
     with pytest.raises(HostCannot, match="cannot run /nowhere/ssh"), started("there", ssh=("/nowhere/ssh",)):
         pass
 
 
-def test_terminal_keys_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
+def test_keys_typed_at_the_terminal_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
     """The keys also do not end an ssh that is started by a shell of the first one."""
     numbers = (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP)
     handlers = [signal.getsignal(number) for number in numbers]
@@ -356,7 +360,7 @@ def test_ssh_explains_why_it_cannot_connect() -> None:
         ("ForkAfterAuthentication yes", "-oForkAfterAuthentication=no"),
     ],
 )
-def test_conflicting_user_options_do_not_apply(tmp_path: Path, setting: str, option: str) -> None:
+def test_ssh_options_of_the_user_that_conflict_do_not_apply(tmp_path: Path, setting: str, option: str) -> None:
     """The time to connect is limited, unless the user's options limit it."""
     file = tmp_path / "config"
     file.write_text(f"Host there\n{setting}\n")

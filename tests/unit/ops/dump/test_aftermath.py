@@ -49,7 +49,7 @@ def test_error_says_that_the_tree_ended_during_the_dump(tree: proc.Tree, tmp_pat
         raise DumpFailed("the dump failed")
 
 
-def test_base_mismatch_reports_the_state(tree: proc.Tree, tmp_path: Path) -> None:
+def test_error_about_a_base_that_does_not_fit_says_whether_the_tree_runs(tree: proc.Tree, tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "store", create=True)
     with (
         pytest.raises(BaseMismatch, match=r"^the dump failed; no checkpoint was made; the tree keeps running$"),

@@ -79,7 +79,9 @@ def test_program_of_the_same_user_of_root_or_in_a_named_job_is_accepted(
     check(dumped_by(context, uids, job), repository)
 
 
-def test_partly_root_program_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_program_that_is_partly_root_is_refused_in_a_job(
+    context: Context, repository: Repository, tmp_path: Path
+) -> None:
     """The program has the set-user-ID bit, and its user may have chosen the name of the job."""
     stored_of(repository, tmp_path, [0, 0, 0, 0])
     with pytest.raises(UsageError):
@@ -140,7 +142,7 @@ def test_forged_program_does_not_prevent_a_dump(context: Context, repository: Re
     check(dumped_by(context, UIDS, "trainer", EVALUATION_PROGRAM), repository)
 
 
-def test_code_is_compared_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_code_of_a_program_is_compared_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program=asdict(replace(TRAINING_PROGRAM, script="-c login('hunter2')")))
     with pytest.raises(PreflightRefused) as refused:
         check(dumped_by(context, UIDS, "trainer", replace(TRAINING_PROGRAM, script="-c login('hunter3')")), repository)

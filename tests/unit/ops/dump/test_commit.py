@@ -190,7 +190,7 @@ def test_lost_securebits_are_reported(dump: PlannedDump, workspace: Workspace, r
     commit_reported(dump, workspace, TaskStates(rights), {ROOT: 3})
 
 
-def test_failed_check_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspace) -> None:
+def test_failed_check_at_the_commit_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspace) -> None:
     def fail(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         assert workspace.repository.checkpoints() == ()
         raise DumpFailed("the tree runs again")

@@ -38,7 +38,7 @@ def test_copy_progress_needs_no_thread_if_nobody_reads_it(tmp_path: Path) -> Non
         assert threading.active_count() == before
 
 
-def test_missing_directory_is_ignored(tmp_path: Path) -> None:
+def test_copy_progress_ignores_a_missing_directory(tmp_path: Path) -> None:
     seen: list[int] = []
     twice = threading.Event()
 

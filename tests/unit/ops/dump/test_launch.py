@@ -64,7 +64,7 @@ def test_missing_staging_directory_creates_no_store(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_criu_has_ended_after_the_block(workspace: Workspace) -> None:
+def test_criu_has_ended_after_the_block_that_launched_it(workspace: Workspace) -> None:
     """Here CRIU is a program that waits while anything in it continues."""
     before = children()
     given: list[Paths] = []

@@ -15,7 +15,7 @@ from crckpt.ops.dump.request import DumpRequest, PreCopy
         (DumpRequest("1", pre_copy=PreCopy(3), incremental=False), "--no-incremental"),
     ],
 )
-def test_contradictory_options_are_refused(request_: DumpRequest, option: str) -> None:
+def test_contradictory_options_of_a_dump_are_refused(request_: DumpRequest, option: str) -> None:
     with pytest.raises(UsageError, match=option) as caught:
         request_.check()
     assert caught.value.hint

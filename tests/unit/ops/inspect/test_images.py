@@ -20,7 +20,9 @@ def test_tree_is_read_from_a_checkpoint_without_its_pages(
     assert read_image_tree(repository, recordings[0]) == RECORDED
 
 
-def test_pipe_contents_are_read(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_contents_of_pipes_are_read_from_a_checkpoint(
+    repository: Repository, recordings: tuple[Checkpoint, Checkpoint]
+) -> None:
     (inode,) = {file.pipe_id for file in RECORDED.files if isinstance(file, Pipe)}
     (held,) = read_pipes(repository, recordings[0], frozenset({inode}))
     assert (held.pipe_id, held.content) == (inode, b"in flight")
@@ -28,7 +30,7 @@ def test_pipe_contents_are_read(repository: Repository, recordings: tuple[Checkp
     assert read_pipes(repository, recordings[0], frozenset()) == ()
 
 
-def test_images_are_unpacked_with_repairs(
+def test_images_of_a_checkpoint_are_unpacked_with_repairs(
     repository: Repository, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir(mode=0o700)

@@ -18,7 +18,7 @@ def pages(name: str, *extents: tuple[int, int, int, int]) -> StoredFile:
     )
 
 
-def test_all_pages_of_one_process_count() -> None:
+def test_all_pages_of_one_process_count_as_memory_to_restore() -> None:
     """Equal pages at different addresses are stored once, but need memory twice."""
     assert _count_bytes((pages("a", (10, 4, 0, 7), (20, 4, 0, 7), (30, 2, ZERO, 0)),)) == 10 * PAGE
     assert _count_bytes(()) == 0

@@ -14,7 +14,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.maps import UnsavableMap
 
 
-def test_semaphore_eventfd_is_a_warning() -> None:
+def test_dump_warns_of_an_eventfd_in_semaphore_mode() -> None:
     plain = replace(FILE, target="anon_inode:[eventfd]", info="eventfd-count: 3 eventfd-id: 1 eventfd-semaphore: 0\n")
     assert plan(with_files(plain)).warnings == ()
     (warning,) = plan(with_files(replace(plain, info=plain.info.replace("phore: 0", "phore: 1")))).warnings

@@ -96,6 +96,6 @@ def test_nested_network_namespace_is_accepted_in_a_private_network() -> None:
     assert blocker_keys(replace(observation, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
 
 
-def test_different_time_namespace_for_children_is_nested() -> None:
+def test_time_namespace_for_children_counts_as_nested_if_it_differs() -> None:
     other = replace(ROOT, namespaces=(*NAMESPACES, ("time_for_children", 9)))
     assert blocker_keys(replace(PLAIN, tree=Tree(other, (other,)))) == ["nested-namespace"]

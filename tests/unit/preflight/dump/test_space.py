@@ -63,7 +63,9 @@ def test_shortages_of_space_are_found(space: FreeSpace, grows: Growth | None, sh
         (of(900), None, []),
     ],
 )
-def test_uncertain_space_is_a_risk(space: FreeSpace, grows: Growth | None, risks: list[str]) -> None:
+def test_space_that_may_not_suffice_is_reported_as_a_risk(
+    space: FreeSpace, grows: Growth | None, risks: list[str]
+) -> None:
     assert [finding.key for finding in find_risks(800 * MEBIBYTE, space, grows)] == risks
 
 
@@ -111,7 +113,7 @@ def test_shortage_of_space_is_reported_with_numbers() -> None:
     assert "--staging" not in store.remedy
 
 
-def test_read_only_mount_is_reported_instead() -> None:
+def test_store_on_a_read_only_mount_is_reported_instead_of_a_shortage() -> None:
     (found,) = find_shortages(
         MEBIBYTE, FreeSpace("/disk", 0, ENOUGH_SPACE, in_memory=False, shares_disk=True, read_only="/store")
     )

@@ -104,7 +104,7 @@ def test_preload_library_restarts_calls_in_the_trees_own_mounts() -> None:
     assert keys(plan(observation).warnings) == ["mount-namespace"]
 
 
-def test_tracer_of_a_thread_is_named() -> None:
+def test_blocker_of_a_traced_thread_names_the_tracer() -> None:
     observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
     (blocker,) = plan(observation).blockers
     assert blocker.key == "traced"

@@ -62,12 +62,12 @@ def test_affinity_is_reduced_to_the_cpus_of_another_host(
     assert ("this host has no CPU 5" in losses) == (5 in had)
 
 
-def test_impossible_nodes_are_skipped(tree: ImageTree) -> None:
+def test_memory_nodes_that_the_host_does_not_have_are_skipped(tree: ImageTree) -> None:
     record = of_root(tree, threads={tree.root.pid: {"memory_policy": (2, 0, 1 << 60, -1)}})
     assert next(attributes_to_set(record, tree, HostAttributes(TWO_CPUS))).values["memory_policy"] == (2, 0)
 
 
-def test_pending_labels_are_reported(tree: ImageTree) -> None:
+def test_security_labels_for_the_next_exec_are_reported(tree: ImageTree) -> None:
     record = of_root(tree, labels={"exec": "confined_t"})
     (found,) = judge_attributes(record, tree, HostAttributes(TWO_CPUS)).weaker
     assert f"process {tree.root.pid} (" in found.what

@@ -32,7 +32,7 @@ LIMITS = ControlGroup("pids", "/b", {"pids": 50})
     ],
     ids=["as strict", "a looser limit", "no rules", "still there", "still there, and looser"],
 )
-def test_lost_cgroups_are_reported(
+def test_cgroups_that_do_not_exist_any_more_are_reported(
     tree: ImageTree,
     here: dict[str, int],
     now: dict[tuple[str, str], dict[str, int]],

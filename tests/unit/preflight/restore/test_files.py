@@ -172,7 +172,7 @@ def test_rotated_log_is_accepted(planned_restore: PlannedRestore, host: HostStat
     assert judge_restore(replace(planned_restore, grown="rewind"), with_changed(host, LOG, size=500)).rewinds != ()
 
 
-def test_other_file_is_not_cut_back(planned_restore: PlannedRestore, host: HostState) -> None:
+def test_file_that_replaced_a_log_is_not_cut_back(planned_restore: PlannedRestore, host: HostState) -> None:
     planned_restore = replace(
         planned_restore, inodes={PLAIN: frozenset({7})}, heads={PLAIN: digest_head(b"begin")}, grown="rewind"
     )
@@ -247,7 +247,9 @@ def test_writes_of_the_running_original_are_ignored(planned_restore: PlannedRest
         assert [finding.key for finding in verdict.blockers] == keys
 
 
-def test_file_open_for_writing_is_not_cut(planned_restore: PlannedRestore, host: HostState) -> None:
+def test_grown_file_that_a_process_has_open_for_writing_is_not_cut_back(
+    planned_restore: PlannedRestore, host: HostState
+) -> None:
     """The writer may be the program itself, whose PID is no blocker in a new PID namespace."""
     chosen = replace(planned_restore, grown="rewind", new_pid_namespace=True)
     verdict = judge_restore(
@@ -258,7 +260,7 @@ def test_file_open_for_writing_is_not_cut(planned_restore: PlannedRestore, host:
     assert "nginx (PID 41) has it open for writing" in finding.what
 
 
-def test_file_behind_a_link_is_not_cut(planned_restore: PlannedRestore, host: HostState) -> None:
+def test_grown_file_behind_a_link_is_not_cut_back(planned_restore: PlannedRestore, host: HostState) -> None:
     """The link may lead to another file."""
     verdict = judge_restore(
         replace(planned_restore, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True)
@@ -267,7 +269,9 @@ def test_file_behind_a_link_is_not_cut(planned_restore: PlannedRestore, host: Ho
 
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
-def test_executable_is_not_cut(planned_restore: PlannedRestore, host: HostState, grown: str) -> None:
+def test_executable_that_became_longer_is_not_cut_back(
+    planned_restore: PlannedRestore, host: HostState, grown: str
+) -> None:
     """A longer program is another build, also without a build-id."""
     assert grown in ("refuse", "rewind")
     programs = {file.path for file in find_needed_files(planned_restore.tree) if file.build_id}

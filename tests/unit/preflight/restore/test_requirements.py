@@ -102,7 +102,7 @@ def test_only_the_architecture_is_reported_for_images_of_another_one(tree: Image
     assert blockers.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
 
 
-def test_id_above_the_limit_is_refused(tree: ImageTree) -> None:
+def test_restore_of_an_id_above_the_pid_limit_is_refused(tree: ImageTree) -> None:
     assert describe_blockers(tree, replace(HERE, pid_limit=9001)) == ""
     blockers = describe_blockers(tree, replace(HERE, pid_limit=9000))
     assert blockers.startswith("pid-limit: PID 9000 is above the PID limit of this host: sysctl -w kernel.pid_max=")

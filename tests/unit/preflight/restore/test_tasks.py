@@ -40,7 +40,7 @@ def test_ids_of_the_tree_in_use_are_blockers(planned_restore: PlannedRestore, ho
     assert judge_restore(replace(planned_restore, new_pid_namespace=True), taken).blockers == ()
 
 
-def test_id_used_by_crckpt_is_explained(planned_restore: PlannedRestore, host: HostState) -> None:
+def test_id_of_the_tree_that_crckpt_itself_uses_is_explained(planned_restore: PlannedRestore, host: HostState) -> None:
     """crckpt has ended by the time the user could look for it."""
     ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
     assert "run it again" in only_blocker(judge_restore(planned_restore, ours))

@@ -95,7 +95,7 @@ def test_damaged_manifest_affects_only_its_job(
     assert repository.resolve(older.short_id) == older.id
 
 
-def test_commands_exit_13_and_name_the_damage(
+def test_commands_on_a_damaged_store_exit_with_13_and_name_the_damage(
     one_checkpoint: tuple[Repository, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository, checkpoint = one_checkpoint
@@ -171,7 +171,7 @@ def test_damage_affects_only_checkpoints_that_need_the_frame(tmp_path: Path) -> 
     assert verify(repository, [few.id]).lost == (big.id,)
 
 
-def test_newer_schema_is_refused(tmp_path: Path) -> None:
+def test_manifest_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     newer = with_changed_manifest(repository, store(repository, tmp_path, ONE_PROCESS), schema=2)
     with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):

@@ -157,7 +157,7 @@ def test_damage_that_is_in_both_stores_is_not_repaired(
     assert result.now.lost == verify(repository).lost
 
 
-def test_manifest_missing_from_both_stores_is_lost(stores: tuple[Repository, Repository]) -> None:
+def test_checkpoint_whose_manifest_both_stores_lack_is_lost(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
     first, second, _ = repository.checkpoints()
     for checkpoint in (first, second):

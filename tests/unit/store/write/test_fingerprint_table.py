@@ -34,7 +34,7 @@ def test_fingerprint_table_gives_the_same_numbers_as_a_dictionary(batches: list[
 
 
 @given(BATCHES, st.integers(0, 12))
-def test_forgotten_fingerprint_is_new_again(batches: list[list[tuple[int, int]]], most: int) -> None:
+def test_fingerprint_that_the_table_forgot_is_new_again(batches: list[list[tuple[int, int]]], most: int) -> None:
     table, numbered = FingerprintTable(most), list[tuple[int, int]]()
     for batch in batches:
         numbers, fresh = table.number(_array(batch))

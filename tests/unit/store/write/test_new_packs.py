@@ -40,7 +40,7 @@ def add(packs: NewPacks, pages: Bytes) -> None:
     packs.add(pages, rows, compute_fingerprints(pages, rows, KEY))
 
 
-def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> None:
+def test_every_page_is_in_the_pack_where_its_extent_says(tmp_path: Path, pool: Executor) -> None:
     pages = some_pages(2 * LIMIT + 5)
     before = descriptors()
     with closing(NewPacks(tmp_path, pool, None, LIMIT, KEY)) as packs:

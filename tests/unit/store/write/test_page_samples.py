@@ -66,7 +66,7 @@ def test_small_pack_is_suggested_for_each_of_its_pages(tmp_path: Path) -> None:
     assert all(_suggested(samples, prints[row : row + 1]) == {digest} for row in range(len(prints)))
 
 
-def test_many_checkpoints_make_few_files(tmp_path: Path) -> None:
+def test_samples_of_many_checkpoints_are_in_few_files(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     made = [
         store(repository, tmp_path, of_pages(*range(at, at + 40)), described(f"job-{at}")) for at in range(1, 2000, 50)
@@ -90,7 +90,7 @@ def test_lost_and_damaged_samples_are_recreated(tmp_path: Path) -> None:
         repository.remove([again.id])
 
 
-def test_invalid_samples_are_harmless(tmp_path: Path) -> None:
+def test_invalid_samples_of_pages_are_ignored(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     (file,) = _files(repository)
@@ -105,7 +105,7 @@ def test_invalid_samples_are_harmless(tmp_path: Path) -> None:
     assert repository.checkpoints(JobName("one")) == (first,)
 
 
-def test_samples_of_another_key_are_replaced(tmp_path: Path) -> None:
+def test_samples_of_pages_under_another_key_are_replaced(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*PAGES), described("one"))
     old = _files(repository)

@@ -50,7 +50,7 @@ def session(root: proc.Process) -> closing[KeeperSession]:
     return closing(found)
 
 
-def test_tree_without_a_tracker_has_no_session(root: proc.Process) -> None:
+def test_tree_without_a_tracker_gives_no_connection(root: proc.Process) -> None:
     assert find_session(root) is None
     assert not was_killed(root)
     assert list(keepers(root.pid)) == []
@@ -152,7 +152,7 @@ def test_tracker_with_a_full_queue_does_not_answer(root: proc.Process) -> None:
     assert f"fuser -k {keeper_socket(root)} (" in found.hint
 
 
-def test_other_listener_is_not_a_tracker(root: proc.Process) -> None:
+def test_process_that_listens_in_place_of_a_tracker_is_not_one(root: proc.Process) -> None:
     """The kernel records which process called listen(2)."""
     if os.geteuid():
         pytest.skip("only root can be another user")
@@ -167,7 +167,7 @@ def test_other_listener_is_not_a_tracker(root: proc.Process) -> None:
         assert descriptors() == before
 
 
-def test_retiring_an_ended_tracker_is_harmless() -> None:
+def test_ending_a_tracker_that_has_ended_affects_no_other_process() -> None:
     """Another process may have the PID of the ended tracker."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, closing(KeeperSession(Channel(KIND, ours, free_pid()))) as held:

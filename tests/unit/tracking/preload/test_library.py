@@ -116,7 +116,9 @@ def test_self_test_passes_with_each_read_method(library_answers: tuple[dict[str,
     assert all(dirty.values()), dirty
 
 
-def test_soft_dirty_means_written_or_unregistered(library_answers: tuple[dict[str, Any], str]) -> None:
+def test_library_reports_pages_written_or_unregistered_as_soft_dirty(
+    library_answers: tuple[dict[str, Any], str],
+) -> None:
     results, _ = library_answers
     assert results["unregistered"] == [DIRTY] * 6
     assert results["registered"] == [DIRTY] * 6
