@@ -102,7 +102,13 @@ def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tup
         assert "; no checkpoint was made; the tree keeps running\n" in error
         if "--pre-copy" not in words:  # there crckpt may be the first who gets an error
             assert f"the file system on {tree.workdir}/mount did not answer, and crckpt disconnected it" in error
-        assert_undone(crckpt, tree, criu)
+        if "--pre-copy" in words and list(crckpt.store.glob("tmp/*")):
+            # The next dump counts from the copied rounds. The tracker removes them when the tree has ended.
+            assert_runs_on(tree, frozenset())
+            tree.end()
+            wait_for(lambda: not list(crckpt.store.glob("tmp/*")), ENDS_WITHIN_S, "the tracker to remove the rounds")
+        else:
+            assert_undone(crckpt, tree, criu)
 
 
 def test_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
