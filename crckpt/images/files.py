@@ -12,7 +12,7 @@ from msgspec import Struct
 from crckpt.images import magics, other_files, regfile, sockets, tty
 from crckpt.images.decode import decode
 from crckpt.images.framing import edit_image, read_messages
-from crckpt.images.wire import BYTES, Message, encode, fields
+from crckpt.images.wire import BYTES, Message, edit_field, encode, fields
 
 OpenFile: TypeAlias = (
     regfile.RegularFile
@@ -62,6 +62,22 @@ def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] =
     return edit_image(data, name, magics.FILES, edit)
 
 
+def renumber_devices(data: bytes, numbers: Mapping[int, int], name: str = "files.img") -> bytes:
+    """Bind packet sockets, and their memberships, to network devices with other numbers. Raises IntegrityError."""
+
+    def renumber(number: int | bytes) -> int | bytes:
+        return numbers.get(number, number) if isinstance(number, int) else number
+
+    def edit(payload: bytes, name: str) -> bytes:
+        if Message(payload, name).required(1) != _PACKET:
+            return payload
+        for path in _DEVICES:
+            payload = edit_field(payload, path, renumber, name)
+        return payload
+
+    return edit_image(data, name, magics.FILES, edit)
+
+
 class SignalOwner(Struct, frozen=True):
     """Process, thread or group `pid` gets the signals of open file `file_id` (F_SETOWN_EX: `kind`), as the real and the
     effective user of `uids` may send them.
@@ -90,6 +106,10 @@ def _open_file(message: Message) -> OpenFile:
     number, flags, title = _OTHERS.get(kind, (0, 0, "unknown"))
     return other_files.OtherFile(file_id, title, message.message(number).uint(flags) if flags else 0)
 
+
+# Packet sockets; the paths of the numbers of devices (images/packet-sock.proto): their own, and of memberships.
+_PACKET: Final = 10
+_DEVICES: Final = ((6, 5), (6, 16, 1))
 
 # For each file type, the field with its entry and what decodes that.
 _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {

@@ -124,6 +124,7 @@ class AttributeRecord(Struct, frozen=True):
     - `sockets`: the sockets that have more than CRIU saves, each once; if not all processes are root's, all sockets
     - `pipes`: its pipes, each once, if not all processes are root's
     - `descriptors`: timers and terminals that have more than CRIU saves
+    - `devices`: the names of network devices by number, if the network had packet sockets; None in older checkpoints
     - `asked`: the processes that crckpt asked, or had no reason to ask; None if an older crckpt did not record this
     """
 
@@ -134,6 +135,7 @@ class AttributeRecord(Struct, frozen=True):
     sockets: tuple[SocketRecord, ...] = ()
     pipes: tuple[PipeRecord, ...] = ()
     descriptors: tuple[DescriptorRecord, ...] = ()
+    devices: dict[int, str] | None = None
 
 
 def read_attribute_record(details: dict[str, object]) -> AttributeRecord | None:

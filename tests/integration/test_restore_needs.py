@@ -3,6 +3,7 @@
 Packages, CPUs, control groups, file systems and addresses are real, in namespaces and groups of the tests' own.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -182,6 +183,43 @@ def test_restore_reports_a_missing_address_with_the_command_to_add_it(crckpt: Cr
         _ip("add")
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
+
+
+@pytest.mark.parametrize("how", ["bind", "join"])
+def test_packet_socket_comes_back_to_the_device_with_its_name(crckpt: Crckpt, how: str) -> None:
+    """The numbers of devices change with every boot, and differ on every host."""
+    use = "held.bind(('svc', 0x88b5))"
+    if how == "join":
+        # SOL_PACKET, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC (linux/if_packet.h)
+        use = "held.setsockopt(263, 1, socket.if_nametoindex('svc').to_bytes(4, 'little') + bytes((1, 0)) + bytes(10))"
+    promiscuous = int(how == "join")
+    with remote() as program:
+        with _device("svc", 70):
+            program.ask(f"import socket; held = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0); {use}")
+            crckpt.run("dump", str(program.pid), JOB, "--stop")
+            program.wait_gone()
+        with _device("other", 70):
+            if how == "bind":
+                assert "(svc)" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            with _device("svc", 71):
+                crckpt.run("restore", JOB, "--detach")
+                assert program.ask("answer = held.getsockname()[0]") == ("svc" if how == "bind" else "")
+                assert [_promiscuity("other"), _promiscuity("svc")] == [0, promiscuous]
+
+
+@contextmanager
+def _device(name: str, number: int) -> Iterator[None]:
+    subprocess.run(["ip", "link", "add", name, "index", str(number), "up", "type", "bridge"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "del", name], check=True)
+
+
+def _promiscuity(device: str) -> int:
+    words = ["ip", "-json", "-details", "link", "show", device]
+    (found,) = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+    return int(found["promiscuity"])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

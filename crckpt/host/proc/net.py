@@ -128,6 +128,13 @@ def read_inet(pid: int, table: InetTable) -> Iterator[InetRow]:
         yield from (InetRow(tuple(line.split())) for line in procfs.lines(f"/proc/{pid}/net/{table}")[1:])
 
 
+def has_packet_sockets(pid: int) -> bool:
+    """Return whether there are packet sockets."""
+    with suppress(OSError):
+        return len(procfs.lines(f"/proc/{pid}/net/packet")) > 1
+    return False
+
+
 def read_netlink(pid: int) -> Iterator[tuple[int, int, int]]:
     """(inode, protocol, port) of the netlink sockets; none if the process has ended.
 

@@ -292,7 +292,7 @@ class _SocketAsker:
                 peer = live.peer if live and live.peer else self._listeners.get(inode, 0)
                 return sockets.UnixSocket(number, inode, word, state, name, peer=peer)
             case socket.AF_PACKET:
-                return sockets.PacketSocket(number, word)
+                return sockets.PacketSocket(number, word, interface=_device(kind))
             case socket.AF_NETLINK:
                 port = next((port for found, _, port in read_netlink(kind.pid) if found == inode), 0)
                 return sockets.NetlinkSocket(number, inode, kind.protocol, port)
@@ -338,6 +338,14 @@ def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
 def _parse_address(text: str) -> sockets.Address:
     host, _, port = text.rpartition(":")
     return sockets.Address(host.strip("[]"), int(port))
+
+
+def _device(kind: SocketKind) -> int:
+    """The number of the network device to which a packet socket is bound; 0 if it is bound to none."""
+    for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
+        with suppress(OSError), as_socket(borrowed) as held:
+            return socket.if_nametoindex(held.getsockname()[0])
+    return 0
 
 
 def _interface(kind: SocketKind) -> str:

@@ -157,6 +157,7 @@ def plan_restore(questions: MoveQuestions, criu_version: str) -> PlannedRestore:
         is_orphan=not (questions.tty == "new" and needs_terminal(tree)),
         may_have_consoles=questions.allows_weaker,
         tty=questions.tty or "ours",
+        devices=(questions.attributes and questions.attributes.devices) or {},
     )
 
 

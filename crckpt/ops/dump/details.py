@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -36,6 +37,7 @@ from crckpt.host.opened import as_socket
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
+from crckpt.host.proc.net import has_packet_sockets
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.cgroups import read_cgroups
 from crckpt.host.process.pidfd import borrow_each
@@ -284,6 +286,7 @@ def record_attributes(root: proc.Process, asked: Answers, *, is_frozen: bool = F
         asked=tuple(were_asked),
         sockets=tuple(found),
         pipes=tuple(pipes.values()),
+        devices=dict(socket.if_nameindex()) if has_packet_sockets(root.pid) else {},
     )
 
 

@@ -14,6 +14,7 @@ from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.process.job_control import Job
+from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import TerminalFiles
 from crckpt.model import CheckpointId
@@ -22,9 +23,11 @@ from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.images import ImageEdits, plan_edits
 from crckpt.ops.restore.last_calls import LastCalls
 from crckpt.ops.restore.request import RestoreRequest
+from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.descriptors import find_terminal_files
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.read.details import read_details
 from crckpt.tracking.preload.library import restore_words
 
 if TYPE_CHECKING:
@@ -130,7 +133,16 @@ class RestoreAttempt(Struct, frozen=True):
     def find_edits(self, tree: ImageTree) -> ImageEdits:
         """Find the changes to the images. A parent-death signal is removed if CRIU is the root's parent."""
         terminals = self.find_replaced_terminals(tree)
-        return plan_edits(tree, self.request.grown, keeps_signal=self.is_sibling, terminals=terminals)
+        devices = self.find_devices(tree)
+        return plan_edits(tree, self.request.grown, keeps_signal=self.is_sibling, terminals=terminals, devices=devices)
+
+    def find_devices(self, tree: ImageTree) -> dict[int, str] | None:
+        """Find the names of the network devices of the dump if packet sockets need them, and the dump recorded them."""
+        # A network of its own gets its devices back, with their numbers.
+        if tree.is_apart("net") or not any(isinstance(file, PacketSocket) for file in tree.files):
+            return None
+        record = read_attribute_record(read_details(self.repository, self.checkpoint))
+        return record.devices if record is not None else None
 
     def find_replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
         """Find the terminals that other files replace, if the user wants that and the tree has such terminals."""

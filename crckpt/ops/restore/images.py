@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,7 +19,7 @@ from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.space import nearest_existing
 from crckpt.host.syscalls.process_vm import can_write_memory
 from crckpt.images.core import ZOMBIE, drop_parent_death_signal, drop_rseq
-from crckpt.images.files import edit_files
+from crckpt.images.files import edit_files, renumber_devices
 from crckpt.images.mm import claim_nothing, drop_dumpable
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
@@ -68,6 +69,7 @@ def find_reserving(tree: ImageTree) -> frozenset[str]:
 
 
 # As CRIU names files that it makes again.
+_NO_DEVICE: Final = (1 << 31) - 1
 _GHOST: Final = re.compile(r"\.cr\.[0-9a-f]+\.[0-9a-f]+\.ghost\Z")
 
 
@@ -97,6 +99,7 @@ class ImageEdits(Struct, frozen=True):
     - `unsized`: files of which CRIU must not compare the size, by id
     - `groups`: the process groups of the tree; terminals that had another one in the foreground lose it
     - `reserving`: names of images of address spaces with reservations, which may be larger than the host's memory
+    - `devices`: other numbers of network devices, by the number in the images
     - `leaves_last_calls`: CRIU sets no dumpable flags and restartable sequences (`last_calls`)
     """
 
@@ -106,6 +109,7 @@ class ImageEdits(Struct, frozen=True):
     unsized: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
     reserving: frozenset[str] = frozenset()
+    devices: Mapping[int, int] = {}
     leaves_last_calls: bool = False
 
     def find(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
@@ -116,6 +120,8 @@ class ImageEdits(Struct, frozen=True):
             yield edit
         if (self.paths or self.unsized) and name == "files.img":
             yield partial(edit_files, paths=self.paths, unsized=self.unsized)
+        if self.devices and name == "files.img":
+            yield partial(renumber_devices, numbers=self.devices)
         if name == "tty-info.img":
             yield partial(replace_ended_groups, groups=self.groups)
         if name in self.reserving:
@@ -127,9 +133,17 @@ class ImageEdits(Struct, frozen=True):
 
 
 def plan_edits(
-    tree: ImageTree, grown: Grown, *, keeps_signal: bool = False, terminals: TerminalFiles | None = None
+    tree: ImageTree,
+    grown: Grown,
+    *,
+    keeps_signal: bool = False,
+    terminals: TerminalFiles | None = None,
+    devices: Mapping[int, str] | None = None,
 ) -> ImageEdits:
-    """Plan the changes of a restore; `keeps_signal`: of the root's threads, when their parent ends."""
+    """Plan the changes of a restore; `keeps_signal`: of the root's threads, when their parent ends.
+
+    `devices` are the network devices of the dump: each has a name and a number, which changes with every boot.
+    """
     without_signal = frozenset() if keeps_signal else images_with_parent_signal(tree)
     return ImageEdits(
         without_signal,
@@ -138,8 +152,16 @@ def plan_edits(
         find_unsized(tree, grown),
         tree.groups,
         find_reserving(tree),
+        _find_devices(devices or {}),
         leaves_last_calls=makes_last_calls(),
     )
+
+
+def _find_devices(devices: Mapping[int, str]) -> dict[int, int]:
+    here = {name: number for number, name in socket.if_nameindex()} if devices else {}
+    # CRIU fails with one that is missing.
+    found = {number: here.get(name, _NO_DEVICE) for number, name in devices.items()}
+    return found if any(old != new for old, new in found.items()) else {}
 
 
 def write_images(

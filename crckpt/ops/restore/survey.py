@@ -133,6 +133,7 @@ def judge_attempt(
     """
     request, checkpoint, kept = attempt.request, attempt.checkpoint, attributes.verdict
     planned = plan_restore(request, checkpoint, tree, details, attempt.criu, reading, is_orphan=not attempt.is_sibling)
+    planned = replace(planned, devices=attempt.find_devices(tree) or {})
     verdict = judge_restore(
         planned, survey(planned, reading.files, find_work_place(attempt.context, attempt.repository))
     )

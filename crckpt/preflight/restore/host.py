@@ -53,6 +53,7 @@ class PlannedRestore(Struct, frozen=True):
     - `is_rehearsal`: what it writes to files is lost with it
     - `still_runs`: the tree keeps running, and goes on writing its files: this only checks
     - `shares_kernel`: it still is on another host with this kernel, maybe in the same directories
+    - `devices`: the names of network devices by number, for packet sockets; not known of an older checkpoint
     - `unsound_vdsos`: the PIDs of processes whose vDSO CRIU must not read
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
     """
@@ -82,6 +83,7 @@ class PlannedRestore(Struct, frozen=True):
     times: Mapping[str, float] = {}
     cpu_seconds: float = 0
     unsound_vdsos: frozenset[int] = frozenset()
+    devices: Mapping[int, str] = {}
 
 
 # Of `Inventory.lsm` (images/inventory.proto).

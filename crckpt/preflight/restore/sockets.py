@@ -63,5 +63,7 @@ def judge_sockets(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
             yield cause("interface-missing").finding(interface=name)
         # CRIU saves a packet socket with the number of its interface.
         numbers = {file.interface for file in planned.tree.files if isinstance(file, PacketSocket) and file.interface}
-        for number in sorted(numbers - {number for number, _ in host.interfaces}):
-            yield cause("packet-interface").finding(interface=f"number {number}")
+        for number in sorted(numbers):
+            name = planned.devices.get(number, "")
+            if not any(name == each if name else number == known for known, each in host.interfaces):
+                yield cause("packet-interface").finding(interface=name or f"number {number}")
