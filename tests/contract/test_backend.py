@@ -59,12 +59,12 @@ def make(request: pytest.FixtureRequest) -> Maker:
 
 @pytest.fixture
 def backend(make: Maker, tmp_path: Path) -> Backend:
-    """An empty one."""
+    """An empty backend."""
     return make(tmp_path, "one")
 
 
 def _finished(backend: Backend, content: bytes) -> Path:
-    """A file in flight with that content."""
+    """A temporary file of the backend that is written completely, with that content."""
     path = backend.scratch / f"finished-{len(list(backend.scratch.iterdir()))}"
     path.write_bytes(content)
     return path

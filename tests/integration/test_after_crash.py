@@ -108,7 +108,7 @@ def _rotate_to_longer(log: Path) -> None:
 
 
 def _rotate_in_place(log: Path) -> None:
-    """As `copytruncate` does, before other programs write on."""
+    """Truncate the log as the option `copytruncate` of logrotate does, before other programs write to it."""
     log.write_text("a line of the new log\n" * (log.stat().st_size // 10))
 
 

@@ -70,7 +70,7 @@ def restored_attributes(
 
 
 def _of(tree: Tree) -> Mapping[str, Any]:
-    """What the program says of itself."""
+    """What the program reports about itself."""
     return tree.facts()[""]
 
 

@@ -32,7 +32,7 @@ def _case(name: str) -> Iterator[Tree]:
 
 @pytest.fixture
 def counter() -> Iterator[Tree]:
-    """A tree that needs nothing."""
+    """A tree that needs no option of CRIU."""
     yield from _case("counter")
 
 
@@ -44,7 +44,7 @@ def connected_tree() -> Iterator[Tree]:
 
 @pytest.fixture
 def tree_with_a_lock() -> Iterator[Tree]:
-    """A tree that needs an option that is not known at the start."""
+    """A tree that needs an option of CRIU that crckpt does not know at the start."""
     yield from _case("locks")
 
 

@@ -44,7 +44,7 @@ def ended_program(tmp_path_factory: pytest.TempPathFactory) -> EndedProgram:
 
 
 def built(name: str, directory: Path) -> Path:
-    """The program of that name in tests/programs."""
+    """The compiled program of that name in tests/programs."""
     executable = directory / name
     words = ["-g", "-O1", "-pthread", "-o", str(executable), f"{PROGRAMS}/{name}.c"]
     subprocess.run([needed("gcc"), *words], check=True)
@@ -86,7 +86,7 @@ def waiting(executable: Path, *words: str, before: tuple[str, ...] = ()) -> Iter
 
 
 def gdb(executable: Path, core: Path, *commands: str) -> str:
-    """What gdb says to these commands."""
+    """The output of gdb for these commands."""
     words = [needed("gdb"), "-nx", "-batch"]
     words += [word for command in commands for word in ("-ex", command)]
     result = subprocess.run(

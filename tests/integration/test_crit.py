@@ -100,20 +100,20 @@ def test_crckpt_reads_the_same_values_from_every_image_as_crit(images: Path, cri
 
 
 def decoded(crit: Path, image: Path) -> list[Record]:
-    """The records of an image, as crit has them."""
+    """The records of an image, as crit prints them."""
     result = subprocess.run([crit, "decode", "-i", image], capture_output=True, check=True)
     entries: list[Record] = json.loads(result.stdout)["entries"]
     return entries
 
 
 def extra(record: Record) -> bytes:
-    """The bytes behind a record; of a TCP connection both of its queues."""
+    """The raw bytes after a record, or both queues of a TCP connection."""
     found = record.get("extra", "")
     return b"".join(map(b64decode, found.values() if isinstance(found, dict) else (found,)))
 
 
 def made(kind: type[Made], record: Record, names: str, /, **others: object) -> Made:
-    """One of our values, made of the fields that crit names so, in the order of our fields, and of `others`."""
+    """Make one of crckpt's values from fields of crit, in the order of its own fields, and from `others`."""
     values = (record.get(name, 0) for name in names.split())
     return kind(**dict(zip(kind.__struct_fields__, values, strict=False)) | others)
 
@@ -135,7 +135,7 @@ def inventory(records: list[Record]) -> tuple[object, ...]:
 
 
 def our_inventory(data: bytes) -> tuple[object, ...]:
-    """The same of ours."""
+    """The same values of the inventory, as crckpt reads them."""
     found = read_inventory(data)
     return found.version, found.root_ids, found.run_id, found.tcp_close
 
@@ -179,7 +179,7 @@ def rights_of(owner: Record) -> Rights:
 
 
 def signals(queue: Record) -> tuple[int, ...]:
-    """Their numbers."""
+    """The numbers of the signals."""
     return tuple(b64decode(record["siginfo"])[0] for record in queue.get("signals", ()))
 
 
@@ -197,7 +197,7 @@ def registers(record: Record) -> tuple[object, ...]:
 
 
 def our_thread(data: bytes) -> tuple[object, ...]:
-    """The same of ours."""
+    """The same values of a thread, as crckpt reads them."""
     state = read_core(data)
     if state.state == core.ZOMBIE:
         return (state,)
@@ -228,12 +228,12 @@ def ghost(records: list[Record]) -> Ghost:
 
 
 def statistics(records: list[Record]) -> DumpStats:
-    """Of the dump."""
+    """The statistics of a dump."""
     return made(DumpStats, records[0]["dump"], " ".join(DumpStats.__struct_fields__).replace("shared_pages", "shpages"))
 
 
 def terminal(record: Record) -> tty.TerminalInfo:
-    """A terminal as such."""
+    """The terminal to which open files refer."""
     names = {"kind": record["type"].lower(), "session": record["sid"]}
     return made(tty.TerminalInfo, record, "id", index=record.get("pty", {}).get("index"), **names)
 
@@ -245,7 +245,7 @@ def open_file(record: Record) -> object:
 
 
 def our_file(file: OpenFile) -> object:
-    """The same of ours."""
+    """The same values of an open file, as crckpt reads them."""
     return file.id if isinstance(file, other_files.OtherFile) else file
 
 
@@ -306,7 +306,7 @@ def unix(record: Record) -> sockets.UnixSocket:
 
 
 def epoll(record: Record) -> other_files.EventPoll:
-    """What is waited for."""
+    """The files that an epoll watches."""
     return made(other_files.EventPoll, record, "id flags", watched=tuple(one["tfd"] for one in record["tfd"]))
 
 

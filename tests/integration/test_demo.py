@@ -1,4 +1,4 @@
-"""The first thing that a newcomer types."""
+"""The demo of crckpt, which is the first thing that a new user types."""
 
 from __future__ import annotations
 

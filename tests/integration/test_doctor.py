@@ -1,4 +1,4 @@
-"""`crckpt doctor` as a person and a script meet it."""
+"""`crckpt doctor`, as people and scripts use it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ READ_ONLY_SETTINGS = (
 
 @pytest.fixture
 def crckpt_with_an_open_store(crckpt: Crckpt) -> Crckpt:
-    """The command, with a store that lets others in: what doctor can mend safely."""
+    """The command, with a store that others can enter, which doctor can repair safely."""
     Repository.open(crckpt.store, create=True)
     crckpt.store.chmod(0o755)
     return crckpt

@@ -321,7 +321,7 @@ def test_second_concurrent_dump_of_a_tree_does_not_freeze_it(crckpt: Crckpt) -> 
 
 
 def _with_criu_killed_at(name: str, crckpt: Crckpt, tree: Tree) -> tuple[int, str]:
-    """CRIU may be faster than we are: then once more."""
+    """Kill CRIU at this moment of a dump. If CRIU was faster, try it with another dump."""
     for _ in range(5):
         dump = _dump_at(name, crckpt, tree)
         kill_below(dump.pid)
@@ -378,7 +378,7 @@ def _dump(crckpt: Crckpt, tree: Tree, mode: tuple[str, ...], **environment: str)
 
 
 def _dump_at(name: str, crckpt: Crckpt, tree: Tree, **environment: str) -> subprocess.Popen[str]:
-    """A dump that is seen at this moment. It may be over before we look: then once more."""
+    """A dump that has reached this moment. If the moment is over too soon, another dump is started."""
     for _ in range(20):
         dump = _dump(crckpt, tree, (), **environment)
         if wait_for_moment(MOMENTS[name], crckpt.store, tree, dump):
@@ -387,7 +387,7 @@ def _dump_at(name: str, crckpt: Crckpt, tree: Tree, **environment: str) -> subpr
 
 
 def _orphan_criu_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
-    """A CRIU that writes images and has lost its crckpt. It may be faster than we are: then once more."""
+    """A CRIU that still writes images after its crckpt was killed. If CRIU was faster, another dump is started."""
     for _ in range(5):
         # crckpt stops after CRIU has ended, so it makes no checkpoint even if the test sends its signal too late.
         dump = _dump_at("images", crckpt, tree, CRCKPT_STOP_AT="pending.create")

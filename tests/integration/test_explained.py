@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("orphans_are_reaped")
 
 @pytest.fixture(scope="module")
 def workshop() -> Iterator[Workshop]:
-    """Closed with the module."""
+    """A workshop that is closed after the tests of the module."""
     with ExitStack() as stack:
         yield Workshop(stack)
 

@@ -77,5 +77,5 @@ def wait_for_reads(directory: Path) -> None:
 
 
 def counts(directory: Path) -> tuple[int, ...]:
-    """How often it could open its file and how often not, and how often its sleep ended early."""
+    """How often the program could open its file, how often it could not, and how often its sleep ended early."""
     return struct.unpack("<3q", (directory / "counts").read_bytes()[:24])

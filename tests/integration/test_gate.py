@@ -1,4 +1,4 @@
-"""Before CRIU resets the first bit of a frozen tree, it waits until crckpt has looked, in a round and in a dump."""
+"""CRIU waits, before it resets the first bit of a frozen tree, until crckpt has checked the tree."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_restore_whose_crckpt_was_stopped_before_the_commit_leaves_no_process_an
 
 
 def _has_ended_criu(pid: int) -> bool:
-    """Return whether the children of a crckpt that stands still have ended."""
+    """Return whether the children of a stopped crckpt have ended."""
     states = [child.status() for child in psutil.Process(pid).children()]
     return bool(states) and set(states) == {psutil.STATUS_ZOMBIE}
 

@@ -119,7 +119,7 @@ def test_connection_that_waits_to_be_accepted_belongs_to_the_programs_user(crckp
 
 @contextmanager
 def _servers(name: str) -> Iterator[set[tuple[int, int]]]:
-    """Connect to `name` all the time; give the users and groups that listened."""
+    """Connect to `name` all the time, and return the users and groups of the servers that listened there."""
     found: set[tuple[int, int]] = set()
     is_over = threading.Event()
 

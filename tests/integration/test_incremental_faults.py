@@ -75,7 +75,7 @@ def target(request: pytest.FixtureRequest, program: Path, tmp_path: Path) -> Ite
 
 
 def refused(crckpt: Crckpt, pid: int, status: int, *words: str) -> str:
-    """What is said of a dump that fails with this status."""
+    """The error of a dump that fails with this status."""
     result = crckpt.run("dump", str(pid), "job", "--incremental", "--json", *words, status=status)
     return str(result.document["error"]["message"])
 
@@ -244,7 +244,7 @@ def test_process_that_reads_with_o_direct_is_dumped_in_full(crckpt: Crckpt, targ
 
 @contextmanager
 def huge_pages(count: int) -> Iterator[None]:
-    """So many more are set aside. Of the tests that have some, one runs at a time."""
+    """Reserve so many more huge pages. Only one test at a time has huge pages."""
     setting = Path("/proc/sys/vm/nr_hugepages")
     with setting.open("rb") as alone:
         fcntl.flock(alone, fcntl.LOCK_EX)

@@ -38,7 +38,7 @@ class TwoCheckpoints:
 
 @pytest.fixture(scope="module")
 def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> TwoCheckpoints:
-    """The tree has ended by the time its checkpoints are looked at."""
+    """Two checkpoints of a tree that has ended."""
     crckpt = Crckpt(tmp_path_factory.mktemp("inspect") / "store")
     with started(CHANGING) as tree:
         before = tree.facts()[""]

@@ -29,7 +29,7 @@ def run(*words: str | Path, status: int, before: tuple[str, ...] = (), script: s
 
 
 def python_that(folder: Path, body: str) -> Path:
-    """Write a program that stands for a Python."""
+    """Write a script that replaces Python."""
     folder.mkdir(mode=0o755)
     python = folder / "python3"
     python.write_text(f"#!/bin/sh\n{body}\n")

@@ -25,7 +25,7 @@ SCRIPT = PROJECT / "scripts/install-criu"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The exit status and output of a run of the script."""
 
     status: int
     stdout: str
@@ -46,7 +46,7 @@ def start(prefix: Path, candidates: str, *more: str, env: dict[str, str] | None 
 
 
 def finish(process: subprocess.Popen[str], within: int = 200) -> Outcome:
-    """Wait for a run."""
+    """Wait until a run of the script has ended."""
     try:
         stdout, stderr = process.communicate(timeout=within)
     finally:
@@ -61,7 +61,7 @@ def run(prefix: Path, candidates: str, *more: str, env: dict[str, str] | None = 
 
 @dataclass(frozen=True)
 class Installation:
-    """A prefix that two runs, started at once, filled."""
+    """A prefix that two concurrent runs of the script have filled."""
 
     prefix: Path
     outcomes: tuple[Outcome, Outcome]
@@ -78,7 +78,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 
 
 def criu_that(folder: Path, body: str) -> dict[str, str]:
-    """Put a shell script called criu on a PATH of its own; return the environment for that."""
+    """Write a shell script named criu, and return the environment with its directory as PATH."""
     folder.mkdir()
     script = folder / "criu"
     script.write_text(f"#!/bin/sh\n{body}\n")

@@ -63,7 +63,7 @@ DAC_OVERRIDE: Final = struct.pack("<5I", 0x02000001, 1 << 1, 0, 0, 0)
 
 
 def as_nobody(code: str, *words: str) -> Case:
-    """A program of nobody that runs this code."""
+    """A program of the user nobody that runs this code."""
     program = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", code, "{workdir}")
     return Case("kernel-file", (*AS_NOBODY, *program, *words), user=NOBODY)
 

@@ -149,7 +149,7 @@ def test_dumpable_flag_and_restartable_sequences_are_restored(
 
 @contextmanager
 def watched(pid: int) -> Iterator[subprocess.Popen[str]]:
-    """The user looks into the process as soon as they may."""
+    """Let the user look into the process as soon as they may."""
     with running(*AS_NOBODY, sys.executable, "-S", "-c", WATCHING_PROGRAM, str(pid)) as watcher:
         yield watcher
 
@@ -202,7 +202,7 @@ def sleeps(pid: int) -> bool:
 
 
 def end(pid: int) -> None:
-    """End the process, if it is still there."""
+    """End the process, if it still runs."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     # Orphans are our children, unless they have an init of their own.

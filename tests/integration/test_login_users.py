@@ -41,12 +41,12 @@ def _sets_login_users() -> Iterator[None]:
 
 
 def login_as(user: int) -> tuple[str, ...]:
-    """Words before a command that is to have this login user."""
+    """The words before a command that give it this login user."""
     return ("sh", "-c", f'echo {user} >/proc/self/loginuid; exec "$@"', "sh")
 
 
 def login_users(tree: Tree) -> set[int]:
-    """Those of all threads."""
+    """The login users of all threads of the tree."""
     return {int((task / "loginuid").read_text()) for task in Path(f"/proc/{tree.pid}/task").iterdir()}
 
 

@@ -106,7 +106,7 @@ def stop(crckpt: Crckpt, hosts: Lan, pid: int) -> None:
 
 
 def leave(crckpt: Crckpt, hosts: Lan, address: HostAddress) -> None:
-    """As the source after the commit: with the network lock of the dump."""
+    """Leave the network as the source does after the commit: with the network lock of the dump."""
     run_id = Repository.open(crckpt.store).checkpoints()[-1].run_id
     with hosts.source.entered():
         assert "CRIU-" in hosts.source.tables()

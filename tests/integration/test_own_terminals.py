@@ -45,7 +45,7 @@ def _low_numbers_taken(count: int = 12) -> Iterator[None]:
 
 
 def _again(crckpt: Crckpt, program: Remote) -> None:
-    """Dump the tree, end it and restore it, without a terminal."""
+    """Dump the program with --stop and restore it, without a terminal."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
     crckpt.run("restore", JOB, "--detach")

@@ -27,7 +27,7 @@ SLEEP = ("/bin/sleep", "1000")
 
 
 class Sleeper:
-    """A program that can be replaced by another with the same number."""
+    """A program that can be replaced by another program with the same PID."""
 
     def __init__(self) -> None:
         null = subprocess.DEVNULL
@@ -49,7 +49,7 @@ class Sleeper:
 
 
 def started_as(pid: int) -> int:
-    """A program of this number, in a session of its own."""
+    """A program with this PID, which leads its session."""
     number = ctypes.c_int(pid)
     words = [0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0]
     arguments = (ctypes.c_uint64 * 11)(*words)

@@ -53,7 +53,7 @@ def test_symlink_that_root_made_is_followed_by_a_restore(crckpt: Crckpt, kind: s
 
 @contextmanager
 def _thing_of_roots(kind: str, tree: Tree) -> Iterator[Path]:
-    """What is like the tree's, in a directory that the user cannot change."""
+    """A file of the same kind as that of the tree, in a directory that the user cannot change."""
     roots = tree.workdir / "roots"
     roots.mkdir()
     thing, theirs = roots / "thing", tree.workdir / "places/thing"

@@ -437,7 +437,7 @@ def test_memory_shared_since_a_fork_stays_shared_after_a_round(crckpt: Crckpt, t
 
 
 def of_its_own(pid: int) -> int:
-    """The number of written bytes that a process shares with no other."""
+    """The number of written bytes that the process shares with no other process."""
     found = re.search(r"^Private_Dirty: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) << 10

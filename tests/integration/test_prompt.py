@@ -37,12 +37,12 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The program's own view of its PID."""
+        """The PID that the program has in its own namespace."""
         return int((self.directory / "count").read_text().split()[0])
 
     @property
     def count(self) -> int:
-        """Its counter."""
+        """The counter of the program."""
         return int((self.directory / "count").read_text().split()[1])
 
     @property
@@ -68,7 +68,7 @@ class Program:
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    """The program; it ends with its directory."""
+    """The program, which ends when its directory is removed."""
     with open_workdir() as directory:
         yield Program(directory)
 
@@ -147,7 +147,7 @@ def foreground_of(pane: Pane) -> int:
 
 
 def is_raw(pane: Pane) -> bool:
-    """Whether its terminal hands each key on at once."""
+    """Whether the terminal passes on each key at once."""
     terminal = os.open(f"/proc/{pane.shell}/fd/0", os.O_RDONLY | os.O_NOCTTY)
     try:
         return not termios.tcgetattr(terminal)[3] & termios.ICANON

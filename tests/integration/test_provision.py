@@ -62,7 +62,7 @@ class Provisioning:
 
 
 def footprint() -> tuple[int | None, ...]:
-    """When what provision.sh makes was last changed on this machine itself; None where it is not."""
+    """The time when the files of provision.sh were last changed on the host itself; None for missing ones."""
     paths = (Path("/usr/local/bin/crckpt"), Path("/usr/local/lib/crckpt/venv"), Path("/usr/local/lib/crckpt/criu"))
     return tuple(path.lstat().st_mtime_ns if path.is_symlink() or path.exists() else None for path in paths)
 

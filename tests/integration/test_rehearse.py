@@ -306,7 +306,7 @@ def test_failed_criu_fails_the_rehearsal(crckpt: Crckpt, obstructed: ObstructedC
 
 
 def elsewhere(what: str, argument: int = 0, host: str = "127.0.0.1") -> Case:
-    """The program that acts once it is rehearsed."""
+    """The program that acts only in a rehearsal."""
     return program("elsewhere", host, what, str(int(argument)))
 
 
@@ -365,7 +365,7 @@ def traces(crckpt: Crckpt) -> tuple[object, ...]:
 
 
 def inmates() -> tuple[int, ...]:
-    """PIDs of all that are in the namespaces of a rehearsal."""
+    """PIDs of all processes in the namespaces of a rehearsal."""
     ours = space_of("self")
     spaces: dict[int, str] = {}
     inits: set[str] = set()

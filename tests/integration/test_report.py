@@ -44,7 +44,7 @@ class CheckpointWithSecrets:
 
 @pytest.fixture(scope="module")
 def checkpoint_with_secrets(tmp_path_factory: pytest.TempPathFactory) -> CheckpointWithSecrets:
-    """Made on a host of a name that is found again."""
+    """A checkpoint of a program with secrets, made on a host with a known name."""
     crckpt = Crckpt(tmp_path_factory.mktemp("report") / "store")
     with started(PROGRAM_WITH_SECRETS) as tree:
         words = ("dump", str(tree.pid), "job", "--note", IN_NOTE)
@@ -59,7 +59,7 @@ def checkpoint_with_secrets(tmp_path_factory: pytest.TempPathFactory) -> Checkpo
 
 @pytest.fixture(autouse=True)
 def current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archives go to the current directory."""
+    """The directory in which the command writes its archives."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 

@@ -252,7 +252,7 @@ def _series_of_three(crckpt: Crckpt) -> Iterator[tuple[Tree, tuple[str, ...]]]:
 
 
 def _size_then(crckpt: Crckpt, identity: str, path: Path) -> int:
-    """The size that a file had at a checkpoint."""
+    """The size that the file had at the checkpoint."""
     shown = crckpt.run("show", identity, "--json").document["result"]
     (size,) = (file["bytes"] for file in shown["files"] if file["path"] == str(path))
     return int(size)
@@ -293,7 +293,7 @@ class _Client:
         self._sent += count
 
     def receive(self) -> None:
-        """Take everything that is due, in order."""
+        """Receive all numbers that were sent, in order."""
         while self.numbers < self._sent:
             content = b""
             while len(content) % 8 or not content:

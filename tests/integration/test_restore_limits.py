@@ -24,7 +24,7 @@ WITHIN_S = QUIET_S + 33
 
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody need wait for the usual 30 s."""
+    """A limit of 2 s, so that the tests need not wait for the usual 30 s."""
     monkeypatch.setenv("CRCKPT_QUIET_S", str(QUIET_S))
 
 

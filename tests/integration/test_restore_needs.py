@@ -304,11 +304,11 @@ class Database:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def forget_the_past(self) -> None:
-        """As when its log is rotated away."""
+        """Empty the log of packages, as if it had been rotated."""
         (self._log / "dpkg.log").unlink()
 
     def do(self, crckpt: Crckpt | None, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a program that sees these records for the system's."""
+        """Run a program that takes these records for those of the system."""
         script = f'mount --bind {self._known} /var/lib/dpkg; mount --bind {self._log} /var/log; exec "$@"'
         return _run(crckpt, *IN_PRIVATE_MOUNTS, script, "-", *words)
 

@@ -258,7 +258,7 @@ def _refused(crckpt: Crckpt, *words: str) -> str:
 
 
 def _working_in(store: Path) -> list[str]:
-    """The programs that got a path in the store as an argument."""
+    """The running programs that have a path in the store as an argument."""
     lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
     return [line for line in lines if str(store) in line]
 
@@ -274,7 +274,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 @contextmanager
 def _put_back(path: Path, undo: Callable[[Path], object] | None = None) -> Iterator[None]:
-    """Make the file as it was after the block: the remedy for every damage."""
+    """Restore the file after the block, which repairs every damage."""
     aside, copy = path.with_name(f"{path.name}.aside"), path.with_name(f"{path.name}.copy")
     shutil.copy2(path, copy)
     # The same file, even if it was removed.

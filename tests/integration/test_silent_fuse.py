@@ -29,7 +29,7 @@ SHORT_LIMITS: Final = {"CRCKPT_QUIET_S": "2", "CRCKPT_PATIENCE_S": "1"}
 
 @pytest.fixture(autouse=True)
 def own_mounts() -> Iterator[None]:
-    """A file system that does not answer would block everybody on this host who looks at all mounts."""
+    """Mount file systems that do not answer in an own mount namespace, where they block nobody else."""
     host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     _called(LIBC.unshare(CLONE_NEWNS))
     _called(LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None))
@@ -80,7 +80,7 @@ def silent_in_dump(crckpt: Crckpt, tree: Tree, how: str, *words: str) -> Iterato
 
 
 def _stopped(pid: int) -> list[psutil.Process]:
-    """The stopped process: with --async, the child that dumps."""
+    """The stopped process, which is the child that dumps with --async."""
     stopped = []
     for process in (psutil.Process(pid), *find_below(pid, "crckpt")):
         with suppress(psutil.NoSuchProcess):
@@ -185,7 +185,7 @@ def running_criu(pid: int) -> list[int]:
 
 
 def assert_undone(crckpt: Crckpt, tree: Tree, criu: list[int]) -> None:
-    """Nothing is left of a dump but the tree."""
+    """Assert that the dump has left nothing but the tree."""
     wait_ended(criu)
     assert_runs_on(tree, frozenset())
     assert manifests(crckpt.store) == 1

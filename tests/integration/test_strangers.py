@@ -1,4 +1,4 @@
-"""Another user of the host reaches CRIU's sockets: that keeps no tree frozen, and ends no restore."""
+"""Another user of the host reaches CRIU's sockets, but can neither keep a tree frozen nor end a restore."""
 
 from __future__ import annotations
 

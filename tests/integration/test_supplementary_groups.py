@@ -18,12 +18,12 @@ WITH_GROUPS_0_AND_4: Final = ("setpriv", "--groups=0,4")
 
 
 def words(user: int, groups: str) -> tuple[str, ...]:
-    """Words before a command that is to have these groups."""
+    """The words before a command that give it these groups."""
     return ("setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={groups}" if groups else "--clear-groups")
 
 
 def groups_of(pid: int) -> set[str]:
-    """Those of all threads."""
+    """The groups of all threads of the tree."""
     statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     return {line.split("\t")[1].strip() for status in statuses for line in status.splitlines() if "Groups:" in line}
 

@@ -55,7 +55,7 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """All that was shown until now."""
+        """All text that the terminal has shown."""
         return self._shown.decode(errors="replace")
 
     def type(self, keys: bytes) -> None:

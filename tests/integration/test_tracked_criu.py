@@ -30,7 +30,7 @@ def chosen(target: Target, tmp_path: Path) -> Tracker:
 
 
 def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: int = 0) -> None:
-    """CRIU, to its end."""
+    """Run CRIU to its end."""
     common = ("--images-dir", str(images), "--log-file", "log", "-v3", "--manage-cgroups=ignore")
     argv = [str(find_criu()), *words, *common]
     # Not our own LD_PRELOAD or TMPDIR; CRIU's children inherit what it was started with.
@@ -42,7 +42,7 @@ def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: i
 def dumped(
     target: Target, tracker: Tracker, images: Path, *words: str, parent: Path | None = None, name: str | None = None
 ) -> DumpBasis:
-    """One round of the tracker with CRIU."""
+    """Make one dump with CRIU and the tracker."""
     images.mkdir()
     began = tracker.begin()
     after = ("--prev-images-dir", f"../{parent.name}") if parent else ()

@@ -71,7 +71,7 @@ def _is_of(process: psutil.Process, directory: Path) -> bool:
 
 
 def ended(crckpt: Crckpt, *words: str) -> CommandResult:
-    """How a command ended."""
+    """The exit status and output of a command."""
     done = crckpt.start(*words)
     out, err = done.communicate(timeout=60)
     return CommandResult(done.returncode, out, err)

@@ -76,7 +76,7 @@ class WaitingProgram:
         return {words[1]: (int(words[2]), int(words[3])) for words in self.lines() if words[0] == "waits"}
 
     def results(self) -> dict[str, int]:
-        """What came of calls that have ended."""
+        """The results of the calls that have ended."""
         return {words[0]: int(words[1]) for words in self.lines() if len(words) == 3}
 
     def took_ms(self) -> dict[str, int]:

@@ -88,7 +88,7 @@ def fill_disk(lab: TwoHosts, side: str) -> None:
 
 
 def free_disk(lab: TwoHosts, side: str) -> None:
-    """Give a store that was filled its room again."""
+    """Free the space in a store that was filled."""
     lab.run(side, "rm", "-f", _FILL_DIRECTORY)
     lab.run(side, "mount", "-o", "remount,size=90%", STORE)
 
@@ -298,7 +298,7 @@ def leave_unfinished(lab: TwoHosts, pid: int, side: str, *options: str) -> str:
 
 
 def resume_words(move: str) -> tuple[str, ...]:
-    """The words that finish a move, by the commands that `arrange` made."""
+    """The words of the command that finishes a move, for a move that `arrange` began."""
     return (FAULTY_CRCKPT, "migrate", "--resume", move)
 
 

@@ -31,7 +31,7 @@ class CannotMakeLab(Exception):
 
 
 class Result(NamedTuple):
-    """The end of a command, and its output."""
+    """The exit status of a command, and its output."""
 
     status: int
     out: str
@@ -215,7 +215,7 @@ class Client:
         self._process = lab.open(host, PYTHON, PROGRAMS / program, *words)
 
     def report(self, request: str = "report") -> dict[str, Any]:
-        """Return its report (see the program)."""
+        """Return the report of the program."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(request + "\n")
@@ -243,7 +243,7 @@ class Client:
         return report | {"recent_gap_ms": longest}
 
     def close(self) -> None:
-        """End it."""
+        """End the program."""
         self._process.kill()
         self._process.communicate()
 
@@ -266,7 +266,7 @@ def talking(lab: TwoHosts, version: int, *, port: int = 9000, host: str = "clien
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Look until it is true; AssertionError naming `what` after four minutes."""
+    """Wait until the condition is true; raise AssertionError with `what` after four minutes."""
     deadline = time.monotonic() + WITHIN_S
     while (began := time.monotonic()) and not condition():
         assert began < deadline, f"waited {WITHIN_S:.0f} s for {what}"

@@ -91,7 +91,7 @@ def migrate_with_fault(
 
 
 def copies(lab: TwoHosts) -> list[Process]:
-    """The copies of the server that run: neither frozen nor held."""
+    """The copies of the server that run and are neither frozen nor held."""
     return [process for process in lab.find(SERVER, *_SIDES) if process.is_running]
 
 

@@ -39,7 +39,7 @@ def started(lab: TwoHosts, program: str, *words: str) -> Iterator[int]:
 
 
 def move(lab: TwoHosts, pid: int, address: str, *options: str) -> Result:
-    """Move it to the destination with its address and connections."""
+    """Move the server to the destination with its address and connections."""
     words = (str(pid), "destination", JOB, "--tcp", "keep", "--move-ip", address, *options)
     return lab.run("source", "crckpt", "migrate", *words)
 

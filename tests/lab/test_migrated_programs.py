@@ -47,7 +47,7 @@ def lab() -> Iterator[Namespaces]:
 
 @pytest.fixture(autouse=True)
 def cleared(lab: Namespaces) -> Iterator[None]:
-    """Leave nothing of a test: its programs end in their own tests, before."""
+    """Check that the programs of a test have ended in the test, and leave nothing else of it."""
     yield
     lab.bring_service_back(4)
     for host in ("source", "destination"):
@@ -62,7 +62,7 @@ def move(lab: Namespaces, pid: int, *options: str) -> dict[str, Any]:
 
 
 def with_connections(lab: Namespaces) -> tuple[str, ...]:
-    """The options of a move that keeps the clients."""
+    """The options of a move that keeps the clients' connections."""
     return ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}")
 
 
@@ -123,7 +123,7 @@ class Psql:
         return "".join(lines).strip()
 
     def close(self) -> None:
-        """End it."""
+        """End the client."""
         self._process.kill()
         self._process.communicate()
 

@@ -335,7 +335,7 @@ def send(lab: TwoHosts, origin: str, target: str, text: str) -> None:
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
-    """Wait for the next line of its output."""
+    """Wait for the next line of the command's output."""
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -385,7 +385,7 @@ def find_commands_with(text: str) -> list[str]:
 
 
 def assert_nothing_is_left(directory: Path, cgroup: Path | None) -> None:
-    """Of a lab below a directory."""
+    """Assert that a lab below a directory has left nothing."""
     assert list(directory.iterdir()) == []
     assert cgroup is None or not cgroup.exists()
     assert str(directory) not in Path("/proc/self/mountinfo").read_text()

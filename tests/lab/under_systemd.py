@@ -36,7 +36,7 @@ class Service:
 
     @property
     def workdir(self) -> Path:
-        """Where the program reports."""
+        """The directory where the program reports."""
         return Path("/var/lib") / self.name
 
     def shows(self, what: str) -> str:
@@ -55,7 +55,7 @@ class Service:
         return parts
 
     def counters(self) -> dict[str, int]:
-        """How far each of the five has counted."""
+        """The counters of the five processes."""
         return {name: part.counter for name, part in self.parts().items()}
 
     def goes_on_from(self, counters: Mapping[str, int]) -> None:

@@ -15,7 +15,7 @@ TARGET_LINK_LAYER_ADDRESS: Final = 2
 
 
 def main(device: str, address: str) -> None:
-    """Send it once."""
+    """Send the announcement once."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ARP)) as ethernet:
         ethernet.bind((device, 0))
         hardware: bytes = ethernet.getsockname()[4]

@@ -260,7 +260,7 @@ class SecondThread:
     """The second thread: it sets its attributes, and reads them on request."""
 
     def __init__(self, names: list[str]) -> None:
-        """Start it."""
+        """Start the thread."""
         self._names = names
         self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._found: dict[str, object] = {}
@@ -275,7 +275,7 @@ class SecondThread:
             self._asked.acquire()
 
     def read(self) -> dict[str, object]:
-        """What it says now."""
+        """The values that the thread reads now."""
         self._done.acquire()
         found = self._found
         self._asked.release()

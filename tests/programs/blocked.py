@@ -83,7 +83,7 @@ UDP_CORK: Final = 1
 
 
 def main() -> None:
-    """Open it and count."""
+    """Open the resource and count."""
     workdir, kind = Path(sys.argv[1]), sys.argv[2]
     try:
         held = KINDS[kind](workdir)
@@ -509,7 +509,7 @@ def watch(_: Path) -> int:
 
 
 def watch_by_fanotify(_: Path) -> int:
-    """The same by fanotify."""
+    """A watch by fanotify of a directory on a file system without handles."""
     fd = checked(LIBC.fanotify_init(0, os.O_RDONLY))
     # FAN_MARK_ADD, FAN_MODIFY
     checked(LIBC.fanotify_mark(fd, 1, ctypes.c_uint64(2), AT_FDCWD, b"/proc/self"))

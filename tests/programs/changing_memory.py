@@ -35,13 +35,13 @@ class Area:
     """Pages that nobody else uses, with known content."""
 
     def __init__(self, number: int, size: int, fixed: int = 0) -> None:
-        """Map and fill it."""
+        """Map the area and fill it."""
         self.number, self.size = number, size
         self.at = _LIBC.mmap(fixed or None, size, 3, PRIVATE | (0x10 if fixed else 0), -1, 0)
         self.write("first")
 
     def write(self, word: str) -> None:
-        """Fill it."""
+        """Fill the area with new content."""
         for page in range(0, self.size, PAGE):
             self.write_page(page, word)
 
@@ -74,7 +74,7 @@ class Guards:
     """Guard pages in every second page of an area, in half of them removed again. Linux before 6.13 has none."""
 
     def __init__(self, area: Area) -> None:
-        """Make them."""
+        """Make the guard pages."""
         self._area, self._kept, self._removed = (
             area,
             range(0, area.size, 4 * PAGE),
@@ -103,7 +103,7 @@ class LateChild:
     """A child that checks its memory when it is asked: nothing of it may be read before, so that others fill it."""
 
     def __init__(self, same: Area, dropped: Area, guards: Guards, own: Area) -> None:
-        """Fork it; in its `own` area it makes guard pages itself."""
+        """Fork the child, which makes guard pages in its area `own`."""
         question, self._asks = os.pipe()
         self._says, answer = os.pipe()
         if os.fork() == 0:
@@ -120,7 +120,7 @@ class LateChild:
         os.close(answer)
 
     def find_wrong(self) -> str:
-        """Ask it."""
+        """Ask the child for its first wrong page."""
         os.write(self._asks, b"?")
         answer = os.read(self._says, PAGE).decode()
         return "" if answer == "intact" else f"child: {answer}"

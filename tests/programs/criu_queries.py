@@ -24,7 +24,7 @@ SOFT_DIRTY_BIT: Final = 1 << 55
 
 
 def answer(number: int) -> int | str:
-    """What a call returned, or the name of its errno."""
+    """The result of a call, or the name of its errno."""
     return number if number >= 0 else errno.errorcode[ctypes.get_errno()]
 
 
@@ -193,7 +193,7 @@ def _read_as_criu(pid: int, place: int, runs: tuple[tuple[int, int], ...]) -> tu
 
 
 def _frame(process: str, place: int, page: int) -> int:
-    """Where a page of a process is."""
+    """The physical frame of a page of a process."""
     with Path(f"/proc/{process}/pagemap").open("rb", buffering=0) as pagemap:
         pagemap.seek((place // PAGE + page) * 8)
         (entry,) = struct.unpack("<Q", pagemap.read(8))
@@ -201,7 +201,7 @@ def _frame(process: str, place: int, page: int) -> int:
 
 
 def _write_pages(process: int, place: int, pages: tuple[int, ...]) -> None:
-    """From outside of it."""
+    """Write these pages of a process from outside."""
     memory = os.open("mem", os.O_WRONLY, dir_fd=process)
     for page in pages:
         os.pwrite(memory, b"2", place + page * PAGE)
@@ -225,7 +225,7 @@ def _in_parts(pagemap: int, place: int, room: int) -> list[int]:
 
 
 def of_protected(process: int, pagemap: int, memory: mmap.mmap, place: int) -> dict[str, object]:
-    """Of memory that is registered."""
+    """The answers for registered memory."""
     results: dict[str, object] = {}
     results["registered"] = scan(pagemap, place, 8)[1]
     clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)

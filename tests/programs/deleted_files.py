@@ -45,7 +45,7 @@ def main() -> None:
 
 
 class _Directory:
-    """A removed directory, and what was in it."""
+    """A removed directory, and the file and the pipe that were in it."""
 
     def __init__(self, path: Path) -> None:
         (path / "inner").mkdir(parents=True)
@@ -76,7 +76,7 @@ class _Directory:
         ]
 
     def verify(self, program: Program) -> None:
-        """The file and the pipe have what is in them."""
+        """Check the contents of the file and the pipe."""
         os.write(self._pipe, b"through")
         program.expect(os.read(self._pipe, 99) == b"through", "the pipe is no pipe")
         program.expect(os.pread(self._file, 99, 0) == b"content", "the file has other content")

@@ -19,7 +19,7 @@ class Events:
     """The descriptors, and how often each has fired."""
 
     def __init__(self, workdir: Path) -> None:
-        """Open them all and register them with one epoll."""
+        """Open all event sources, and register them with one epoll."""
         self.watched = workdir / "watched"
         self.watched.mkdir()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])

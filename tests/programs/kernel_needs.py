@@ -21,7 +21,7 @@ RETURN_ALLOW = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # BPF_RET | BPF_K, 
 
 
 def main() -> None:
-    """Have all of it, and answer datagrams to the port."""
+    """Use all these features of the kernel, and answer datagrams at the port."""
     workdir = Path(sys.argv[1])
     guarded = mmap.mmap(-1, 16 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     guarded[:] = b"g" * len(guarded)

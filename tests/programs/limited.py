@@ -77,7 +77,7 @@ def own_dev(_: Path) -> int:
 
 
 def left_mounts(_: Path) -> bool:
-    """The same, in a program that was started before."""
+    """The program enters a mount namespace with a private /dev after it was started."""
     _leave_mounts()
     return True
 

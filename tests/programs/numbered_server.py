@@ -24,7 +24,7 @@ class Memory:
     """Pages of random bytes, and the checksum of each."""
 
     def __init__(self, mebibytes: int, share: float) -> None:
-        """Fill it. `share` of its pages are rewritten per second."""
+        """Fill the memory. `share` of its pages are rewritten per second."""
         self._pages = (mebibytes << 20) // mmap.PAGESIZE
         self._area = mmap.mmap(-1, max(1, self._pages) * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._checksums = array.array("I", bytes(4 * self._pages))

@@ -34,7 +34,7 @@ def outside(workdir: Path, keep: Callable[[], object]) -> int:
 
 
 def answered(child: Callable[[], NoReturn], descriptor: int, tell: int) -> int:
-    """Start it; return the number that it writes."""
+    """Start the process and return the number that it writes."""
     fork(child)
     os.close(tell)
     return received(descriptor)

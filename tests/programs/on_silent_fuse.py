@@ -17,7 +17,7 @@ PAGE: Final = mmap.PAGESIZE
 
 
 def main() -> None:
-    """Mount it, use it and count."""
+    """Mount the file system, use it and count."""
     workdir, kind = Path(sys.argv[1]), sys.argv[2]
     (workdir / "mount").mkdir()
     outside(workdir)

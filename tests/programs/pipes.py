@@ -21,7 +21,7 @@ class InFlight:
     """Everything that is filled at the start and read by another process only on request."""
 
     def __init__(self, workdir: Path) -> None:
-        """Open and fill all of it."""
+        """Open all pipes and fill them."""
         self.small, self.large = os.pipe(), os.pipe()
         fcntl.fcntl(self.large[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.mkfifo(workdir / "fifo")

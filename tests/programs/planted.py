@@ -10,7 +10,7 @@ from selfcheck import Program
 
 
 def main() -> None:
-    """Count, in the file if it is one."""
+    """Count, in the opened object if it is a file."""
     workdir, kind = Path(sys.argv[1]), sys.argv[2]
     places = workdir / "places"
     places.mkdir()

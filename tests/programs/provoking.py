@@ -17,7 +17,7 @@ import provoking_tasks
 
 
 def main() -> None:
-    """Hold it and wait."""
+    """Hold the resource and wait."""
     kind, workdir = sys.argv[1], Path(sys.argv[2])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     # Opened here: in the mount namespace where we are, whoever started us.

@@ -45,7 +45,7 @@ class Files:
     """Descriptors that name no regular file to read."""
 
     def __init__(self, workdir: Path) -> None:
-        """Open them all."""
+        """Open all files."""
         (workdir / "named").write_bytes(b"content")
         self.directory = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY)
         self.path = os.open(workdir / "named", os.O_PATH)
@@ -55,7 +55,7 @@ class Files:
         self.namespaces = {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
 
     def verify(self, program: Program) -> None:
-        """Each of them is still what it was."""
+        """Check that each file is still what it was."""
         program.expect("named" in os.listdir(self.directory), "the directory has other names")  # noqa: PTH208
         program.expect(os.fstat(self.path).st_ino == self.inode, "O_PATH names another file")
         program.expect(os.pread(self.of_proc, 99, 0).startswith(b"python"), "the file of /proc differs")
@@ -73,7 +73,7 @@ class Sockets:
     """Sockets beside streams, each bound to itself where it can be."""
 
     def __init__(self) -> None:
-        """Open them all."""
+        """Open all sockets."""
         self.udp = [_bound(family, host) for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))]
         self.raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         self.raw6 = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
@@ -88,7 +88,7 @@ class Sockets:
         self.seqpacket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def verify(self, program: Program) -> None:
-        """They answer."""
+        """Check that the sockets answer."""
         for found in self.udp:
             found.sendto(b"to myself", found.getsockname())
             program.expect(found.recv(100) == b"to myself", "UDP lost its name")

@@ -27,7 +27,7 @@ CONNECT_S: Final = 120.0
 
 
 class WrongReply(Exception):
-    """Another reply than the one expected."""
+    """The server has sent another reply than the expected one."""
 
 
 class Connection:

@@ -8,7 +8,7 @@ from selfcheck import Program
 
 
 def main() -> None:
-    """Remove it, and compare what is left."""
+    """Remove the file, and compare the content that is left."""
     workdir = Path(sys.argv[1])
     path = workdir / "layers/file"
     content = path.read_bytes()

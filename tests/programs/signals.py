@@ -18,7 +18,7 @@ HOUR_S = 3600.0
 
 
 class TimerCounts:
-    """How often each periodic timer's signal has arrived."""
+    """How often the signal of each periodic timer has arrived."""
 
     def __init__(self) -> None:
         """Install the handler for both."""
@@ -34,7 +34,7 @@ class Sleeper(threading.Thread):
     """A thread with a signal pending for itself alone."""
 
     def __init__(self) -> None:
-        """Not started yet."""
+        """Make the thread without starting it."""
         super().__init__(daemon=True)
         self.pending = threading.Event()
         self.asked = threading.Event()

@@ -27,7 +27,7 @@ MS_NOSUID_NODEV: Final = 6
 
 
 def main() -> None:
-    """Mount it, and answer until SILENT exists."""
+    """Mount the file system, and answer until SILENT exists."""
     mountpoint, silent = sys.argv[1], Path(sys.argv[2])
     fd = os.open("/dev/fuse", os.O_RDWR)
     user = os.environ.get("FUSE_USER", os.getuid())

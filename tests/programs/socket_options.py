@@ -398,7 +398,7 @@ def make(kind: Kind) -> tuple[socket.socket, list[str]]:
 
 
 def main() -> None:
-    """Make them, and report."""
+    """Make the sockets and report their options."""
     workdir = Path(sys.argv[1])
     names = sys.argv[2:]
     made = {name: make(KINDS[name]) for name in names}

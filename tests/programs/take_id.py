@@ -26,7 +26,7 @@ LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Take it as requested."""
+    """Take the id as requested."""
     number, kind = int(sys.argv[1]), sys.argv[2]
     if kind == "PID" and os.getpid() == number:
         hold()
@@ -64,7 +64,7 @@ def leave_behind(kind: str) -> None:
 
 
 def hold() -> NoReturn:
-    """Report that it is done, and stay."""
+    """Report that the id is taken, and stay."""
     os.write(1, f"taken by {os.getpid()}\n".encode())
     while True:
         signal.pause()

@@ -9,7 +9,7 @@ PTRACE_SEIZE: Final = 0x4206  # linux/ptrace.h
 
 
 def main() -> None:
-    """Seize it, and do nothing with it."""
+    """Seize the process, and do nothing with it."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     if libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None) != 0:

@@ -18,7 +18,7 @@ KEPT: Final[list[socket.socket]] = []
 
 
 def main() -> None:
-    """Become that user, and count."""
+    """Become the user, and count."""
     # The directory above is root's alone: once this is a user's program, it finds its own as the current one only.
     os.chdir(sys.argv[1])
     os.chown(".", USER, GROUP)

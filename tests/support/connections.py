@@ -58,7 +58,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 class PackCollector:
-    """Takes packs, and keeps what came."""
+    """A receiver of packs that keeps their content."""
 
     def __init__(self) -> None:
         self.packs: list[PackMessage] = []
@@ -87,7 +87,7 @@ def message_frame(message: MoveMessage) -> bytes:
 
 
 def repeat(work: Callable[[], object]) -> None:
-    """Do this until it raises."""
+    """Call this function until it raises."""
     while True:
         work()
 
@@ -98,7 +98,7 @@ def send_forever(side: Connection) -> None:
 
 
 class SlowPackCollector(PackCollector):
-    """Takes no data before it may."""
+    """A receiver that reads no data before it may."""
 
     def __init__(self) -> None:
         super().__init__()

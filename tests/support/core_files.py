@@ -21,7 +21,7 @@ class Program:
 
 
 def programs(content: bytes) -> list[Program]:
-    """All of them, as elf(5) has them."""
+    """All program headers, as elf(5) defines them."""
     at, sections_at = struct.unpack_from("<QQ", content, 32)
     size, number = struct.unpack_from("<HH", content, 54)
     if number == 0xFFFF:

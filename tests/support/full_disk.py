@@ -27,7 +27,7 @@ RM = Act("rm", "rm", removes=1)
 
 @contextmanager
 def _full_of_bytes(disk: Path, left: int) -> Iterator[None]:
-    """Only so many blocks are left."""
+    """A file system with only so many free blocks."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -41,7 +41,7 @@ def _full_of_bytes(disk: Path, left: int) -> Iterator[None]:
 
 @contextmanager
 def _full_of_files(disk: Path, left: int) -> Iterator[None]:
-    """Only so many files can be made."""
+    """A file system in which only so many files can be made."""
     ballast = disk / "ballast"
     ballast.mkdir()
     with suppress(OSError):

@@ -27,7 +27,7 @@ TREE = (Task(100, 1, "program", (100, 101)), Task(102, 100, "child", (102,)))
 
 @dataclass(frozen=True)
 class Area:
-    """Pages from an address on; without content they lie in the set before."""
+    """Pages from an address on. Without content they are in the set before."""
 
     address: int
     pages: tuple[bytes, ...]

@@ -37,7 +37,7 @@ def trackable() -> Iterator[proc.Process]:
 
 
 def leave_socket(root: proc.Process) -> None:
-    """Leave the socket of a keeper of this process that was killed."""
+    """Leave the socket of this process's keeper, as if the keeper had been killed."""
     path = keeper_socket(root)
     with listening(root):
         path.rename(f"{path}.kept")

@@ -20,7 +20,7 @@ class MemoryFile(StoreFile):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return len(self.content)
 
     def read(self, size: int, offset: int) -> bytes:
@@ -34,7 +34,7 @@ class MemoryFile(StoreFile):
         return len(found)
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """It is there."""
+        """Do nothing: the file is in memory."""
 
 
 class MemoryBackend(Backend):
@@ -127,10 +127,10 @@ class MemoryBackend(Backend):
             self.remove_tree(directory, what)
 
     def sync_names(self, directory: str, what: str) -> None:
-        """Nothing here survives anything."""
+        """Do nothing: this backend does not survive a crash."""
 
     def find_leftovers(self) -> list[str]:
-        """Nothing is ever half done."""
+        """Find nothing: no operation of this backend can be interrupted."""
         return []
 
     @contextmanager
@@ -155,7 +155,7 @@ class MemoryBackend(Backend):
 
     @contextmanager
     def _locked(self, name: str, alone: bool, timeout: float) -> Iterator[None]:
-        """Count who holds it shared; -1 is who holds it alone."""
+        """Count the shared holders of the lock; -1 stands for an exclusive holder."""
         with self._changes:
             if not self._changes.wait_for(lambda: self._is_free(name, alone), timeout):
                 raise StoreLocked(f"{self.location} is locked", hint="wait until it has ended")

@@ -58,7 +58,7 @@ class Machine:
             yield
 
     def run(self, *words: str) -> str:
-        """Run a command there; return its output."""
+        """Run a command on the machine and return its output."""
         with self.entered():
             result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WITHIN_S)
         assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"
@@ -74,7 +74,7 @@ class Machine:
         return self.run("nft", "list", "tables")
 
     def neighbour(self, ip: str) -> str:
-        """The MAC address that it takes for that of `ip`; empty if it knows none."""
+        """The MAC address that the machine has for `ip`; empty if it knows none."""
         words = self.run("ip", "neigh", "show", ip, "dev", DEVICE).split()
         return words[words.index("lladdr") + 1] if "lladdr" in words else ""
 
@@ -145,7 +145,7 @@ class Capture:
         self._frames: list[bytes] = []
 
     def close(self) -> None:
-        """End it."""
+        """End the capture."""
         self._socket.close()
 
     def frames(self) -> list[bytes]:
@@ -225,7 +225,7 @@ class Echo:
         self._start(self._serve)
 
     def close(self) -> None:
-        """End it with its connections."""
+        """End the server with its connections."""
         # A thread that is about to read would read from the next socket that gets the number of a closed one: each is
         # ended first, that which accepts before all others.
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -285,7 +285,7 @@ class Talker:
         assert not self.error, self.error
 
     def close(self) -> None:
-        """End it."""
+        """End the client."""
         self._is_over = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

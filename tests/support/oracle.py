@@ -227,7 +227,7 @@ class Oracle:
         return images
 
     def _base(self, began: DumpBasis) -> Path:
-        """As crckpt makes it: without the page maps of processes that have no part in it."""
+        """Make the parent images as crckpt does: without the page maps of processes that are not in them."""
         base = self._work / f"base-{self._number}"
         base.mkdir()
         left_out = {f"pagemap-{process.pid}.img" for process in began.whole}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def children() -> frozenset[str]:
-    """The PIDs of its children."""
+    """The PIDs of this process's children."""
     return frozenset(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 def descriptors() -> list[Path]:
-    """Its open descriptors, below /proc."""
+    """The open descriptors of this process, as names in /proc/self/fd."""
     return sorted(Path("/proc/self/fd").iterdir())

@@ -52,17 +52,17 @@ ZEROS: Torn = lambda safe, unsafe, _chance: safe + bytes(len(unsafe))  # noqa: E
 
 
 def first(kept: int) -> Kept:
-    """So many: what a journal keeps."""
+    """Keep the first changes, as a journal does."""
     return lambda number, _many, _chance: number < kept
 
 
 def last(kept: int) -> Kept:
-    """Only so many of the newest."""
+    """Keep only some of the newest changes."""
     return lambda number, many, _chance: number >= many - kept
 
 
 def cut_short(safe: bytes, unsafe: bytes, chance: Random) -> bytes:
-    """Some of it."""
+    """Keep the beginning of the content."""
     return safe + unsafe[: chance.randint(0, len(unsafe))]
 
 

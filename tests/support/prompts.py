@@ -75,7 +75,7 @@ class Pane:
         self.wait(rf"{PROMPT} ?\Z")
 
     def run(self, line: str) -> str:
-        """Run a command in the shell to its end; give what it showed."""
+        """Run a command in the shell to its end, and return its output."""
         self.clear()
         self.type(line)
         self.wait(rf"(?s)\A{PROMPT} .*\n{PROMPT} ?\Z")
@@ -101,7 +101,7 @@ class Tmux:
         self._panes = 0
 
     def ask(self, *words: str) -> str:
-        """Run a command of tmux; give what it says."""
+        """Run a command of tmux, and return its output."""
         argv = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *words]
         result = subprocess.run(argv, capture_output=True, text=True, check=False, env=self._environment)
         assert result.returncode == 0, f"tmux {words}: {result.stderr}"

@@ -12,7 +12,7 @@ PAGES = 64
 
 
 def taken_from(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtection:
-    """Nothing is registered yet."""
+    """Take a userfaultfd from the process, with which nothing is registered yet."""
     (taken,) = take_userfaultfds([pid])
     assert taken.descriptor >= 0, taken.why
     return WriteProtection(taken.descriptor, features)

@@ -52,11 +52,11 @@ class Remote:
         return self.answer()
 
     def wait_gone(self) -> None:
-        """After `dump --stop`: reap it."""
+        """Reap the program after `dump --stop`."""
         self._process.wait(WITHIN_S)
 
     def end(self) -> None:
-        """End it, whoever its parent is now."""
+        """End the program, whatever process is its parent now."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._process.wait(WITHIN_S)

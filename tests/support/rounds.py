@@ -32,40 +32,40 @@ class Target:
         _, self.area, self.sparse = self.report()
 
     def report(self) -> tuple[str, int, int]:
-        """Checksum after the last signal; the addresses of its memory."""
+        """The checksum after the last signal, and the addresses of the program's memory."""
         path = self.work / f"sum-{self.number}"
         wait_for(path.exists, 60, path.name)
         checksum, area, sparse = path.read_text().split()
         return checksum, int(area), int(sparse)
 
     def write(self) -> str:
-        """Let it write one page in a hundred."""
+        """Let the program write one page in a hundred."""
         return self.send_signal(signal.SIGUSR1)
 
     def look(self) -> str:
-        """The checksum of what it has now."""
+        """The checksum of the program's memory now."""
         return self.send_signal(signal.SIGUSR2)
 
     def send_signal(self, number: signal.Signals) -> str:
-        """Send it this signal, and wait for what it says then."""
+        """Send the program this signal, and wait for its report."""
         self.number += 1
         (self.work / f"sum-{self.number}").unlink(missing_ok=True)
         os.kill(self.pid, number)
         return self.report()[0]
 
     def start_afresh(self) -> None:
-        """Let it replace itself, by exec."""
+        """Let the program replace itself by exec."""
         (self.work / "sum-0").unlink()
         self.number = 0
         os.kill(self.pid, signal.SIGHUP)
         _, self.area, self.sparse = self.report()
 
     def written(self) -> set[int]:
-        """The pages of its area that the last `write` wrote."""
+        """The pages of the program's area that the last `write` wrote."""
         return set(range(self.number % 100, PAGES, 100))
 
     def end(self) -> None:
-        """Kill it and reap it."""
+        """Kill the program and reap it."""
         os.kill(self.pid, signal.SIGKILL)
         if self._process.returncode is None:
             self._process.wait()

@@ -32,7 +32,7 @@ class Program:
     rng: np.random.Generator
 
     def rewrite(self, share: float) -> Mask:
-        """Rewrite pages, each with this probability; which of all it were."""
+        """Rewrite each page with this probability, and return which pages were rewritten."""
         rewritten: Mask = self.rng.random(self.pages) < share
         chosen = np.flatnonzero(rewritten)
         with (self.directory / "pages-1.img").open("r+b") as file:

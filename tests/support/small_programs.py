@@ -31,7 +31,7 @@ def program(code: str, *inherited: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_line(process: subprocess.Popen[bytes]) -> bytes:
-    """The next line of its output."""
+    """The next line of the program's output."""
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -43,7 +43,7 @@ def read(pid: int) -> proc.Process:
 
 
 def free_pid() -> int:
-    """A PID that was ours a moment ago."""
+    """A PID that a process of ours had a moment ago."""
     process = subprocess.Popen(["/bin/true"], stdin=subprocess.DEVNULL)
     process.wait()
     return process.pid

@@ -70,7 +70,7 @@ class Stage:
         return self.base / "store"
 
     def arguments(self, act: Act) -> tuple[str, ...]:
-        """An act's arguments, with paths as they are here."""
+        """The arguments of an act, with paths in this stage."""
         return tuple(f"{self.base}{word}" if word.startswith("/") else word for word in act.arguments)
 
     @contextmanager

@@ -143,7 +143,7 @@ class Obstacle:
     path: Path
 
     def wait_reached(self) -> None:
-        """Until CRIU waits there."""
+        """Wait until CRIU waits at the obstacle."""
         wait_for(Path(f"{self.path}.waits").exists, 60, "CRIU to wait")
 
     def let_go(self) -> None:
@@ -177,7 +177,7 @@ class ObstructedCriu:
 
     @contextmanager
     def spins(self) -> Iterator[None]:
-        """It uses a processor without end when the tree is built, before crckpt looks at it."""
+        """Let CRIU use CPU time endlessly when the tree is built, before crckpt examines the tree."""
         with self._step("before", "while :; do :; done\n"):
             yield
 
@@ -188,7 +188,7 @@ class ObstructedCriu:
             yield path
 
     def waits_at_first(self) -> AbstractContextManager[Obstacle]:
-        """It waits before it builds anything."""
+        """Let CRIU wait before it builds anything."""
         return self._waiting("before", "pre-restore")
 
     def waits(self, *, committed: bool) -> AbstractContextManager[Obstacle]:

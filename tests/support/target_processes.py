@@ -47,7 +47,7 @@ NO_WRITE_PROTECTION = _no_write_protection()
 
 
 def is_registered(pid: int, place: int) -> bool:
-    """Return whether somebody write-protects the page there."""
+    """Return whether a userfaultfd write-protects the page there."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as file:
         return pagemap.is_registered(file.fileno(), pagemap.AddressRange(place, place + mmap.PAGESIZE))
 
@@ -191,19 +191,19 @@ def frozen(pid: int, version: int = 2) -> Iterator[Path]:
 
 
 def state(pid: int) -> str:
-    """One letter, as in proc_pid_stat(5)."""
+    """The state of the process as one letter, as in proc_pid_stat(5)."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return stat[stat.rindex(")") + 2]
 
 
 def tracer(pid: int) -> int:
-    """The PID of its tracer, or 0."""
+    """The PID of the process's tracer, or 0."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("TracerPid"))
     return int(line.split()[1])
 
 
 def list_descriptors(pid: int) -> list[str]:
-    """The targets of its descriptors."""
+    """The targets of the process's descriptors."""
     return [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
 
 
@@ -223,7 +223,7 @@ class StatementRunner:
         self.pid = process.pid
 
     def do(self, statement: str) -> int:
-        """Let it run this; what it has then put into `result`."""
+        """Let the process run this code, and return `result` of it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(statement + "\n")

@@ -17,7 +17,7 @@ class Tmux:
     """A tmux server with one window of 80 columns and 24 lines, in which `argv` runs as the leader of its session."""
 
     def __init__(self, directory: Path, *argv: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start it. Its socket is in `directory`."""
+        """Start tmux with its socket in `directory`."""
         directory.mkdir(exist_ok=True)
         self._socket = directory / "tmux.sock"
         given = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(directory), "PS1": "$ ", "TERM": "screen"}

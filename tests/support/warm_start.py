@@ -30,7 +30,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class StartedAnswer(msgspec.Struct, frozen=True):
-    """The answer once it runs."""
+    """The answer once the command runs."""
 
     pid: int
 
@@ -49,7 +49,7 @@ class Command:
         self.pid = msgspec.json.decode(answers.recv(100), type=StartedAnswer).pid
 
     def wait(self) -> int:
-        """Wait until it has ended, and return its exit status."""
+        """Wait until the command has ended, and return its exit status."""
         with self._answers:
             return msgspec.json.decode(self._answers.recv(100), type=EndedAnswer).status
 

@@ -60,7 +60,7 @@ class Entry:
 
 
 class Writers:
-    """The process that forks them. Use `writers`."""
+    """The process that forks writers. Use `writers` to make it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         """`process` runs this file."""

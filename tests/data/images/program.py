@@ -39,13 +39,13 @@ def main() -> None:
 
 
 def wait() -> None:
-    """For ever."""
+    """Wait forever."""
     while True:
         time.sleep(1000)
 
 
 def files() -> None:
-    """Opened for reading at an offset, for reading and writing, append-only; a directory."""
+    """Open a file for reading at an offset, one for reading and writing, an append-only one, and a directory."""
     Path("plain").write_bytes(b"0123456789" * 10)
     os.lseek(os.open("plain", os.O_RDONLY), 42, os.SEEK_SET)
     os.open("data", os.O_RDWR | os.O_CREAT, 0o640)
@@ -56,7 +56,7 @@ def files() -> None:
 
 
 def deleted_files() -> None:
-    """Deleted: small, append-only, large with holes, and one of which another name is left."""
+    """Open deleted files: a small one, an append-only one, a large one with holes, and one that has another name."""
     for name, flags, size in (("small", os.O_RDWR, 1000), ("gone.log", os.O_WRONLY | os.O_APPEND, 77)):
         descriptor = os.open(name, flags | os.O_CREAT, 0o600)
         os.write(descriptor, b"g" * size)
@@ -71,7 +71,7 @@ def deleted_files() -> None:
 
 
 def pipes() -> None:
-    """A pipe and a named pipe with data in them."""
+    """Open a pipe and a named pipe with data in them."""
     _, writing = os.pipe()
     os.write(writing, b"in flight")
     os.mkfifo("fifo")
@@ -147,19 +147,19 @@ def signals() -> None:
 
 
 def daemon_child() -> None:
-    """In a session of its own."""
+    """Lead a session."""
     os.setsid()
     wait()
 
 
 def stopped_child() -> None:
-    """Stops itself, in a process group of its own."""
+    """Lead a process group and stop itself."""
     os.setpgid(0, 0)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def zombie_child() -> None:
-    """Ends with 3; nobody waits for it."""
+    """End with status 3. The parent does not reap this child."""
     os._exit(3)
 
 

@@ -36,7 +36,7 @@ class EndedCriu:
 
     @property
     def complaints(self) -> str:
-        """For whoever reads why a test failed."""
+        """The lines of the log that explain why a test failed."""
         return "\n".join(line for line in self.log.splitlines() if re.search("Error|Warn|an't", line))
 
 
@@ -72,7 +72,7 @@ class Target:
         return (self.workdir / "ready").exists()
 
     def lives_on(self) -> None:
-        """Nothing of it is stopped or traced, by us or by CRIU, and it answers."""
+        """Check that no process of the tree is stopped or traced, and that the tree answers."""
         processes = (psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True))
         for process in processes:
             assert process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP), f"{process} stands"
@@ -82,11 +82,11 @@ class Target:
         wait_for(lambda: answers.exists() and answers.stat().st_size > before, WITHIN_S, "an answer")
 
     def wait_ended(self) -> None:
-        """After a dump that ends it: until its numbers are free."""
+        """Wait until the PIDs of the tree are free after a dump that ends it."""
         self._process.wait(WITHIN_S)
 
     def end(self) -> None:
-        """End all of it, if it runs."""
+        """End all processes of the tree that still run."""
         inits = self._inits or NamespaceInits(self._process.pid)
         self._end_processes()
         inits.end()
@@ -110,7 +110,7 @@ class Target:
 
 @contextmanager
 def fresh_directory() -> Iterator[Path]:
-    """One that everybody may enter, gone afterwards."""
+    """A new directory that all users may enter, removed after the block."""
     directory = Path(tempfile.mkdtemp(prefix="crckpt-provoked-"))
     directory.chmod(0o755)
     try:

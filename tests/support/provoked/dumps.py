@@ -79,7 +79,7 @@ class Dump:
 
     @property
     def name(self) -> str:
-        """Of the test."""
+        """The name of the test."""
         return "-".join((self.cause, self.kind, *(word for word in self.options if word.startswith("--"))))
 
 

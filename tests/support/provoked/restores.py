@@ -74,7 +74,7 @@ class Restore:
 
     @property
     def name(self) -> str:
-        """Of the test."""
+        """The name of the test."""
         how = self.change.__name__.strip("_<>")
         return "-".join((self.cause, how, *(word for word in self.options if word.startswith("--"))))
 
@@ -128,7 +128,7 @@ def sockets_gone(world: World) -> None:
 
 
 def other_build(world: World) -> None:
-    """Of the program itself, whose copy it runs from."""
+    """The program itself is another build: it runs from a copy."""
     path = world.workdir / "python"
     note = b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0"
     content = bytearray(path.read_bytes())
@@ -171,7 +171,7 @@ def thread_taken(world: World) -> AbstractContextManager[int]:
 
 
 def no_image(name: str) -> Change:
-    """That image is missing."""
+    """The image is missing."""
 
     def gone(world: World) -> None:
         world.image(name).unlink()
@@ -181,7 +181,7 @@ def no_image(name: str) -> Change:
 
 
 def cut(name: str) -> Change:
-    """That image is cut short."""
+    """The image is cut short."""
 
     def shorten(world: World) -> None:
         os.truncate(world.image(name), 60)

@@ -26,7 +26,7 @@ class Checkpoint:
     aside: Path
 
     def world(self, directory: Path) -> World:
-        """All as it was; copies, for tests that change it."""
+        """The unchanged images and files, as copies for tests that change them."""
         shutil.rmtree(self.workdir)
         # As it knows sockets and pipes, which Python's copying does not.
         subprocess.run(["cp", "-a", str(self.aside), str(self.workdir)], check=True)
@@ -45,7 +45,7 @@ class Workshop:
         self._checkpoints: dict[tuple[object, ...], Checkpoint] = {}
 
     def checkpoint(self, row: Restore) -> Checkpoint:
-        """The one that a row begins with."""
+        """The checkpoint that a row begins with."""
         key = (row.kind, row.within, row.dumped, row.beside, row.copied)
         if key not in self._checkpoints:
             self._checkpoints[key] = self._dump(row)

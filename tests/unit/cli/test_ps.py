@@ -26,7 +26,7 @@ def root() -> Iterator[proc.Process]:
 
 
 def description(root: proc.Process) -> Answer:
-    """What its keeper says, which this process is."""
+    """The answer of the keeper, which this process plays."""
     keeper = replace(KEEPER, pid=os.getpid(), root=root.pid, comm="trainer", tracker="soft-dirty", why="it works")
     return Answer(keeper=replace(keeper, base="/store/tmp/rounds/2"))
 

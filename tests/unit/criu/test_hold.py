@@ -147,7 +147,7 @@ def test_one_script_can_wait_at_several_steps_of_criu(kind: Kind, tmp_path: Path
 
 
 def owner(kind: Kind, directory: Path, **environment: str) -> subprocess.Popen[bytes]:
-    """A process that holds."""
+    """A process that owns a hold."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, directory, kind.program],
         stdin=subprocess.PIPE,
@@ -380,7 +380,7 @@ def test_commit_or_abort_decides_if_they_come_at_the_same_time(kind: Kind, tmp_p
 
 
 def aborting(directory: Path) -> None:
-    """What CRIU's end does when its patience is over."""
+    """Abort the hold, as CRIU's side does when it has waited too long."""
     with suppress(FileNotFoundError):
         (directory / "undecided").rename(directory / "abort")
 

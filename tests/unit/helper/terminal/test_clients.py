@@ -73,7 +73,7 @@ class TerminalWithClients:
         return connection
 
     def serve(self) -> None:
-        """Deal with all that clients have sent."""
+        """Process all messages that clients have sent."""
         self.waiting.is_served = True
         while self.waiting.is_served:
             self.waiting.is_served = False

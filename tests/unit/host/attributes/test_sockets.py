@@ -37,7 +37,7 @@ def _record(held: socket.socket, **more: object) -> SocketRecord:
 
 @pytest.fixture
 def new_udp_socket() -> Iterator[socket.socket]:
-    """One that is as new."""
+    """A UDP socket with default options."""
     with socket.socket(type=socket.SOCK_DGRAM) as made:
         yield made
 

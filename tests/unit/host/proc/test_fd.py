@@ -23,7 +23,7 @@ EFD_SEMAPHORE = 1
 
 
 def descriptor(fd: int) -> proc.Descriptor:
-    """One of our own."""
+    """A descriptor of this process."""
     (found,) = (found for found in proc.descriptors(os.getpid()) if found.fd == fd)
     return found
 

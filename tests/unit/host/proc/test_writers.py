@@ -18,7 +18,7 @@ PROGRAM_WITH_AN_OPEN_FILE = "import sys, time; file = open(sys.argv[1], sys.argv
 
 @contextmanager
 def opened(path: Path, how: str) -> Iterator[int]:
-    """A process that has it open; its PID."""
+    """The PID of a process that has the file open."""
     words = [sys.executable, "-c", PROGRAM_WITH_AN_OPEN_FILE, str(path), how]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -31,7 +31,7 @@ def shell() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def grandchild(shell: subprocess.Popen[str]) -> int:
-    """The PID of that."""
+    """The PID of the shell's child."""
     assert shell.stdout is not None
     return int(shell.stdout.readline())
 

@@ -1,4 +1,4 @@
-"""The session keyring of a process, and a new one for its children."""
+"""The session keyring of a process, and a new keyring for its children."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def target() -> Iterator[StatementRunner]:
 
 
 class SmapsReading:
-    """What a program reads as smaps."""
+    """The lines that a program reads as smaps."""
 
     def __init__(self, text: str) -> None:
         self.is_the_kernels = "\nRss:" in text
