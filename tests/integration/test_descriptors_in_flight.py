@@ -1,4 +1,4 @@
-"""A user's program gains nothing by files that wait in a unix socket, where no process has them open."""
+"""A restore gives a user's program no file that waits in a unix socket and that no process has open."""
 
 from __future__ import annotations
 

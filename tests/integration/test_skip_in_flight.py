@@ -1,4 +1,4 @@
-"""A pending connection is a blocker of a dump, unless it may be skipped."""
+"""A connection that waits to be accepted prevents a dump, unless --skip-in-flight is given."""
 
 import socket
 from collections.abc import Iterator

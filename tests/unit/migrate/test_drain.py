@@ -29,7 +29,7 @@ SUCCEEDING_CHECK = 'print(\'{"result": {"check": true, "pid": null}}\')'
 
 
 class Lines:
-    """A report that keeps its lines."""
+    """A reader of progress lines that keeps them."""
 
     def __init__(self, hear: Callable[[str], None] = lambda _line: None) -> None:
         self.lines: list[str] = []
@@ -76,7 +76,7 @@ def drain(
 def move(
     repository: Repository, jobs: Sequence[RunningJob], *programs: str, at_once: int = 2, report: Lines | None = None
 ) -> DrainResult:
-    """Move the jobs, each by its program."""
+    """Move each job by the program given for it."""
     commands = {job: (sys.executable, "-c", code) for job, code in zip(jobs, programs, strict=True)}
     return drain(jobs, repository, commands.__getitem__, at_once, MUCH_MEMORY, report or Lines())
 

@@ -82,7 +82,7 @@ def waiting_pid() -> Iterator[int]:
 
 
 def before(pid: int) -> dict[str, object]:
-    """The root of a program that had this PID before."""
+    """The identity of an earlier process that had this PID."""
     root = read(pid)
     return asdict(replace(root, start=root.start - 1).identity)
 

@@ -1,4 +1,4 @@
-"""The directory of a dump that is full."""
+"""Which directory of a dump is on the full disk."""
 
 from __future__ import annotations
 

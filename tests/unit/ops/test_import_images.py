@@ -15,7 +15,7 @@ from crckpt.ops.import_images import import_images
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Those of a real tree."""
+    """The images of a real tree."""
     return write_set(tmp_path / "images", image_set(PAGES))
 
 

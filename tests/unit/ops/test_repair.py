@@ -1,4 +1,4 @@
-"""Another store repairs this one; one that is none is named by its option."""
+"""A store is repaired from another one; an unusable other store is named by its option."""
 
 from __future__ import annotations
 

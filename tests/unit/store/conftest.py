@@ -12,7 +12,7 @@ from writer import Writers, writers
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    """Copied by each test."""
+    """A stage for all tests of a module. Each test copies it."""
     with memory_directory() as base:
         yield build(base)
 

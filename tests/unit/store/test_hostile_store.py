@@ -73,11 +73,11 @@ class Store:
         return identity
 
     def changed(self, **entries: object) -> CheckpointId:
-        """Add a checkpoint as the good one but for these entries of its manifest."""
+        """Add a checkpoint like the good one, with these changed entries of its manifest."""
         return self.sealed(json.dumps({**self.manifest, "note": "made up", **entries}).encode())
 
     def linked(self, name: str) -> None:
-        """Put a link to the canary in the place of a directory, or of nothing."""
+        """Replace a directory by a link to the canary, or make such a link."""
         path = self.root / name
         if path.is_dir():
             shutil.rmtree(path)
@@ -312,7 +312,7 @@ def _zeros_of_4_gib() -> bytes:
 
 
 def _frame_of_4_gib(store: Store) -> CheckpointId:
-    """Store 131 KB that declare 4 GiB."""
+    """Store a frame of 131 KB that declares 4 GiB."""
     frame = _zeros_of_4_gib()
     assert len(frame) < 600_000
     packs = [{"digest": store.pack([frame[: 2 * FRAME_SIZE - 1]]), "frames": 1, "pages": 64}]
@@ -335,7 +335,7 @@ def _bytes_beyond_number(store: Store) -> CheckpointId:
 
 
 def _page_beyond_number(store: Store) -> CheckpointId:
-    """A page so far that it and its count add up to less than nothing."""
+    """A page with an address so high that the sum with its count overflows."""
     planes = np.zeros((4, 1), np.uint64)
     planes[2], planes[3] = 1, (1 << 64) - 2
     octets = planes.view(np.uint8).reshape(4, 1, 8).transpose(0, 2, 1).tobytes()
@@ -345,7 +345,7 @@ def _page_beyond_number(store: Store) -> CheckpointId:
 
 
 def _inventory_of_zeros(store: Store) -> CheckpointId:
-    """16 TiB of zeros in the image that is read first."""
+    """An image of 16 TiB of zeros, which is the first that is read."""
     planes = np.zeros((4, 1), np.uint64)
     planes[1] = 0xFFFFFFFE
     octets = planes.view(np.uint8).reshape(4, 1, 8).transpose(0, 2, 1).tobytes()
@@ -368,7 +368,7 @@ def _index_in_no_pack(store: Store) -> CheckpointId:
 
 
 def _many_frames(store: Store) -> CheckpointId:
-    """A pack that is a hole, with a frame table of 200 GB."""
+    """A pack that is a sparse file with a frame table of 200 GB."""
     count = (1 << 32) - 1
     digest = "a" * 64
     path = store.root / "packs/aa" / f"{digest}.pack"
@@ -534,7 +534,7 @@ def _picture(directory: Path) -> list[tuple[str, int, bytes]]:
 
 
 def commands(evil: str, out: Path) -> Iterator[tuple[str, ...]]:
-    """All that reads or changes a store, what removes at the end."""
+    """All commands that read or change a store. Those that remove something come last."""
     yield ("list",)
     for ref in dict.fromkeys(("job", evil)):
         yield ("show", ref)

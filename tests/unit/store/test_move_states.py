@@ -50,7 +50,7 @@ def written(side: Side, before: State, after: State) -> State:
 
 
 def source_steps(world: World) -> Iterator[World]:  # noqa: C901 one branch for each state
-    """What the source's crckpt, or CRIU's side of its hold, may do next."""
+    """The next steps of crckpt on the source, or of CRIU's side of its hold."""
     if world.hold == "undecided" and world.here == "held" and (not world.source_alive or world.faults):
         # hold.c aborts by itself if crckpt has died or is silent.
         yield replace(world, hold="abort")
@@ -87,7 +87,7 @@ def source_steps(world: World) -> Iterator[World]:  # noqa: C901 one branch for 
 
 
 def destination_steps(world: World) -> Iterator[World]:  # noqa: C901 as above
-    """What the destination's crckpt, or CRIU's side of its hold, may do next."""
+    """The next steps of crckpt on the destination, or of CRIU's side of its hold."""
     if world.there == "held" and world.destination != "done" and (not world.destination_alive or not world.linked):
         # The hold's other side ends what was built.
         yield replace(world, there="none")

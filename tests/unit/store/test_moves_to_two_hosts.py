@@ -52,7 +52,7 @@ class World(Struct, frozen=True):
 
 
 class Rules(Struct, frozen=True):
-    """What the source keeps, and when it is settled."""
+    """Which records the source keeps, and when a record is settled."""
 
     keeps: Callable[[Record], bool]
     is_same_store: Callable[[int, int], bool]
@@ -86,7 +86,7 @@ def judged(record: Record | None, side: Literal["source", "destination"]) -> Rec
 
 
 def begins(world: World, rules: Rules) -> Iterator[World]:
-    """The source begins a move, to any host that it reaches."""
+    """The source begins a move to any host that it can reach."""
     last = judged(world.source, "source")
     if (last is not None and not move_states.RULES["source"][last.state].is_over) or world.tree != "runs":
         return
@@ -237,7 +237,7 @@ def is_in_doubt(host: Host) -> bool:
 
 
 def copies(world: World) -> list[int]:
-    """Where the tree runs: -1 is the source."""
+    """The places where the tree runs: -1 is the source."""
     return [
         number
         for number, tree in ((-1, world.tree), *((each, world.hosts[each].tree) for each in HOSTS))

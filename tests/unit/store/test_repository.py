@@ -38,7 +38,7 @@ def _order(repository: Repository, job: JobName | None = None) -> list[Checkpoin
 
 
 def _rewritten(repository: Repository, checkpoint_id: CheckpointId, **changes: object) -> CheckpointId:
-    """Put a changed manifest in the place of a checkpoint's; None takes an entry away."""
+    """Replace entries of a checkpoint's manifest; None removes an entry."""
     path = manifest_path(repository, checkpoint_id)
     left = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in changes}
     changed = {key: value for key, value in changes.items() if value is not None}

@@ -88,7 +88,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 
 
 def _stopped(process: subprocess.Popen[str]) -> list[str]:
-    """The output of a process until now: it must not have ended by itself."""
+    """Stop a process that must still run, and return its output."""
     assert process.poll() is None
     process.kill()
     return _ended(process)[1]

@@ -34,7 +34,7 @@ def test_write_protection_is_used_where_soft_dirty_misses_writes(
 
 
 def chosen(target: StatementRunner, claims: Path, trials: Trials) -> str:
-    """The name of the tracker that is taken, which is said with a reason."""
+    """The name of the chosen tracker, which has a reason."""
     root = proc.read_process(target.pid)
     assert root is not None
     tracker, _ = choose_tracker(root, Path("criu"), claims, trials)

@@ -1,4 +1,4 @@
-"""Namespaces for a rehearsal: what is done in them is done nowhere."""
+"""Namespaces for a rehearsal: nothing that is done in them has an effect outside."""
 
 from __future__ import annotations
 

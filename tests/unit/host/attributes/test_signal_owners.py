@@ -1,4 +1,4 @@
-"""Who gets the signals of descriptors of a frozen tree, as the kernel has it."""
+"""The owners of signals of descriptors in a frozen tree, as the kernel records them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room on disks and in memory, as the system's own programs count it."""
+"""Free space on disks and in memory, as the system's own programs count it."""
 
 from __future__ import annotations
 

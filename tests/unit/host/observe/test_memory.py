@@ -1,4 +1,4 @@
-"""A look at memory of live processes: what is found, how much of it, and that no page comes in by it."""
+"""Samples of the memory of live processes: their content and size, and that sampling loads no page."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ signal.pause()
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """As many descriptors as a process has by default: a tree may have more processes."""
+    """Set the usual limit of descriptors, because a tree may have more processes."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(320, before[0]), before[1]))
     yield
@@ -38,7 +38,7 @@ def few_descriptors() -> Iterator[None]:
 
 @pytest.fixture
 def tree() -> Iterator[proc.Tree]:
-    """A tree of more processes than that."""
+    """A tree with more processes than a process may have descriptors by default."""
     with subprocess.Popen((sys.executable, "-c", _CHILDREN, "400"), stdout=subprocess.PIPE) as root:
         assert root.stdout is not None
         root.stdout.readline()

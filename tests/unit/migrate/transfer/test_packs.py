@@ -263,7 +263,7 @@ def send_another(here: Connection) -> None:
 
 
 def send_an_endless_one(here: Connection) -> None:
-    """Begin a pack that is larger than any."""
+    """Begin a pack that is larger than any pack may be."""
     here.send(PackMessage(0, DIGEST, 1 << 50))
 
 

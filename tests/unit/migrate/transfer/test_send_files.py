@@ -218,7 +218,7 @@ def _take_number(asked_file: AskedFile, other: Path) -> AskedFile:
 
 
 def _give_to_user(asked_file: AskedFile, other: Path) -> AskedFile:
-    """The question about what was a file of the user's, and is root's by now."""
+    """The question about a file of the user's that now belongs to root."""
     found = other.stat()
     return replace(asked_file, inode=found.st_ino, device=found.st_dev)
 

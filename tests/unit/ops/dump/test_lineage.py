@@ -44,7 +44,7 @@ def checkpoint(repository: Repository, tmp_path: Path) -> Checkpoint:
 
 @pytest.fixture
 def keeper(root: proc.Process) -> Keeper:
-    """One that this crckpt could have started."""
+    """A keeper that this crckpt could have started."""
     return replace(KEEPER, root=root.pid, tracker="soft-dirty", why="it works", criu=str(CRIU), identity=identity(CRIU))
 
 
@@ -53,7 +53,7 @@ def predicted(root: proc.Process, repository: Repository, *, wanted: bool | None
 
 
 def prediction(root: proc.Process, repository: Repository, keeper: Keeper) -> LineageSummary:
-    """Of a tree whose keeper answers so."""
+    """The predicted lineage of a tree whose keeper gives this answer."""
     with listening(root) as listener, answering(listener, Answer(keeper=keeper)):
         found = predicted(root, repository, wanted=None)
     assert found is not None

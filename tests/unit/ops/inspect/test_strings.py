@@ -18,7 +18,7 @@ SIZE = 400_000
 
 
 def _memory(seed: int) -> bytes:
-    """Noise with words in it, and a long string."""
+    """Random bytes that contain words and a long string."""
     chance = random.Random(seed)
     content = bytearray(chance.randbytes(SIZE))
     for _ in range(400):

@@ -6,7 +6,7 @@ from crckpt.ops.lazy.address_space import Batches
 
 
 def claim_all(batches: Batches) -> list[int]:
-    """Claim all that are left."""
+    """Claim all batches that are left."""
     found = []
     while (batch := batches.claim()) is not None:
         found.append(batch)

@@ -90,7 +90,7 @@ class Program:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Where its memory is."""
+        """The address of the program's memory."""
         return self.address, self.address + PAGES * PAGE_SIZE
 
 
@@ -108,7 +108,7 @@ def running(code: str) -> Iterator[Program]:
 
 @contextmanager
 def marked(program: Program) -> Iterator[tuple[MissingPages, PageMarks]]:
-    """Mark all its memory as missing."""
+    """Mark all memory of the program as missing."""
     missing, context = take_pinned(program.identity, os.O_CLOEXEC | os.O_NONBLOCK)
     marks = PageMarks(program.pid)
     try:

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @dataclass
 class CheckpointStub:
-    """As a checkpoint."""
+    """A value that has the packs of a checkpoint and nothing else."""
 
     packs: tuple[PackUse, ...]
 

@@ -1,4 +1,4 @@
-"""With whose rights CRIU makes what processes had."""
+"""The rights with which CRIU creates the objects of a program."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ENOUGH_SPACE = 1 << 40
 
 
 def of(disk: int, store_disk: int | None = None, *, memory: int = ENOUGH_SPACE, in_memory: bool = False) -> FreeSpace:
-    """So many free MiB for the images, and for the store: on the same disk if that is not given."""
+    """So many free MiB for the images, and for the store, which is on the same disk unless given."""
     free = disk * MEBIBYTE
     store = free if store_disk is None else store_disk * MEBIBYTE
     return FreeSpace("/images", free, memory, in_memory, store_disk is None, store="/store", store_disk=store)

@@ -112,7 +112,7 @@ class StoreStateMachine(RuleBasedStateMachine):
 
     @rule(target=kept, every=st.integers(2, 9), offset=st.integers(0, 8), more=st.integers(0, 30), crash=crashes)
     def dump_of_a_heap(self, every: int, offset: int, more: int, crash: int | None) -> Stored:
-        """Of one program again and again: some pages are rewritten, so that others are copied forward."""
+        """Dump one program repeatedly; some pages are rewritten, so that others are copied forward."""
         fresh = 1000 * (self.dumps + 1)
         self.heap = self.heap or list(range(100_000, 100_000 + 150))
         self.heap[offset::every] = range(fresh, fresh + len(self.heap[offset::every]))
@@ -120,7 +120,7 @@ class StoreStateMachine(RuleBasedStateMachine):
         return self.stored(ImageSet({"pagemap-100.img": [area(5, *self.heap)]}), "heap", crash)
 
     def stored(self, images: ImageSet, job: str, crash: int | None) -> Stored:
-        """After a crash it is there completely, or not at all."""
+        """Check that after a crash the checkpoint is there completely or not at all."""
         self.dumps += 1
         directory = write_set(self.base / f"set-{self.dumps}", images)
         if crash is None:

@@ -1,4 +1,4 @@
-"""Files are read from front to back, whatever lies where, in bounded memory; no frame is unpacked without need."""
+"""Files are read from front to back in bounded memory; no frame is unpacked needlessly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int =
 
 @pytest.fixture
 def unpack_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int]]]:
-    """How often each frame is unpacked; small files are read as large ones are."""
+    """How often each frame is unpacked. Small files are read like large ones."""
     counts: Counter[tuple[str, int]] = Counter()
     original = Pack.check
 
@@ -96,10 +96,10 @@ def test_pages_in_any_order_are_read_with_little_memory(
 
 
 class NoCopyMemory:
-    """In place of the memory where scattered pages are copied together."""
+    """Replaces the memory in which scattered pages are copied together, and fails if it is used."""
 
     def __init__(self, most: int) -> None:
-        """As long as nothing is copied, `most` does not matter."""
+        """Accept any `most`, because nothing may be copied."""
 
     def next(self, count: int) -> Any:
         raise AssertionError(f"{count} pages are copied")
@@ -163,7 +163,7 @@ def test_last_of_a_long_chain_is_read_like_a_single_one(
 
 
 class CountingWorkers(Workers):
-    """Threads that count what they are given to do."""
+    """Threads that count their tasks."""
 
     tasks = 0
 

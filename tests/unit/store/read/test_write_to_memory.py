@@ -62,7 +62,7 @@ class Memory:
 
 @contextmanager
 def processes(count: int) -> Iterator[list[Memory]]:
-    """So many."""
+    """So many processes with empty memory."""
     memories = [Memory() for _ in range(count)]
     try:
         yield memories

@@ -25,7 +25,7 @@ def pool() -> Iterator[Executor]:
 
 
 def pages(kind: str) -> Bytes:
-    """So many frames of hexadecimal digits (half of each byte is known), or of noise, then of digits."""
+    """So many frames of hexadecimal digits, which compress by half, of noise, or of noise and then digits."""
     chance = random.Random(1)
     size = COUNT * FRAME_PAGES * PAGE_SIZE // 2
     digits, noise = chance.randbytes(size // 2).hex().encode(), chance.randbytes(size)

@@ -1,4 +1,4 @@
-"""Storing memory on trial: it comes to what storing it comes to, and nothing is left."""
+"""The estimate of what storing memory would cost equals the real cost, and leaves no file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(*numbers: int) -> bytes:
 
 
 def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> TrialResult:
-    """Store the images on trial."""
+    """Estimate the size of the stored images."""
     with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
         pages = Path(images, "pages-1.img")
         pages.write_bytes(b"".join(runs))

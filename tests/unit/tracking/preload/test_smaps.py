@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """The table of a tree that is new."""
+    """The file with the flags of a tree that has none yet."""
     (tmp_path / "table").touch()
     return tmp_path / "table"
 
