@@ -33,7 +33,7 @@ def attach(
     ),
     list_them: bool = options.flag("--list", "List the programs with such a terminal; attach to none."),
 ) -> None:
-    """Connect your terminal to that of a program that was restored with `crckpt restore --tty new`.
+    """Connect your terminal to the terminal of a program that was restored with `crckpt restore --tty new`.
 
     What you type goes to the program, ^C and ^Z too, until you press ^] (Ctrl and ]): then the program keeps running
     without you, and you can attach again. When the program ends, crckpt exits with its exit status. Only one terminal

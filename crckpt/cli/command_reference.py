@@ -30,8 +30,8 @@ VARIABLES: Final = (
 """Each with its meaning in Markdown."""
 
 FILES: Final = (
-    ("/etc/crckpt.yaml", "The configuration. For other users than root: `~/.config/crckpt.yaml`."),
-    ("/var/lib/crckpt", "The store. For other users than root: `~/.local/share/crckpt`."),
+    ("/etc/crckpt.yaml", "The configuration. For users other than root: `~/.config/crckpt.yaml`."),
+    ("/var/lib/crckpt", "The store. For users other than root: `~/.local/share/crckpt`."),
     ("/usr/local/lib/crckpt/criu", "A CRIU for crckpt alone, where `PATH` has none that works."),
     ("/var/cache/crckpt/criu.json", "Which CRIU works on this kernel. May be deleted."),
     ("/run/crckpt", "Sockets of trackers and of new terminals, and which trees are tracked."),

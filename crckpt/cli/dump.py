@@ -41,7 +41,7 @@ def dump(
     ),
     tcp: options.Tcp | None = options.option(
         "--tcp keep|close",
-        "Established TCP connections: **keep** them (they go on after the restore; with --stop, a firewall rule "
+        "Established TCP connections: **keep** them (they continue after the restore; with --stop, a firewall rule "
         "blocks them until you restore or remove the checkpoint) or **close** them.",
         shown="refuse if there are any",
     ),

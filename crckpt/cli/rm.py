@@ -62,7 +62,7 @@ def _confirm(plan: PlannedRemoval, refs: list[str], *, everything: bool) -> None
     lines = tuple(_irreplaceable_lines(plan))
     if form.as_json or not can_ask():
         command = shlex.join(("crckpt", "rm", *refs, *(["--all"] if everything else []), "--yes"))
-        raise PreflightRefused(f"nothing was removed: {'; '.join(lines)}", hint=f"to remove all the same: {command}")
+        raise PreflightRefused(f"nothing was removed: {'; '.join(lines)}", hint=f"to remove it anyway: {command}")
     print_error(*lines)
     if not ask("remove it?" if len(lines) == 1 else "remove them?"):
         raise PreflightRefused("nothing was removed")

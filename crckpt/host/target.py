@@ -99,11 +99,11 @@ def _of_pidfile(name: str) -> int:
         # Most programs remove their pidfile when they end.
         raise TargetNotRunning(
             f"there is no pidfile {name}: its program does not run, or the path is wrong",
-            hint="check that the program runs",
+            hint="check that the program is running",
         ) from None
     except OSError as error:
         raise UsageError(
-            f"cannot read the pidfile {name}: {error.strerror}", hint="check that the program runs"
+            f"cannot read the pidfile {name}: {error.strerror}", hint="check that the program is running"
         ) from error
     first, _, more = text.partition("\n")
     advice = f"read it: cat {run.quote([name])}"
@@ -126,7 +126,7 @@ def _of_pidfile(name: str) -> int:
         process = found[0] if found else process
     if process is None:
         raise TargetNotRunning(
-            f"there is no process {pid}, which the pidfile {name} names", hint="check that the program runs"
+            f"there is no process {pid}, which the pidfile {name} names", hint="check that the program is running"
         )
     process = proc.read_process(find_root_behind(process.pid)) or process
     # A program with the rights of several users counts as root's.

@@ -242,7 +242,7 @@ def report_abort(repository: Repository, peer: Peer, move: Move) -> Move:
             raise MoveInDoubt(
                 f"{move.job} was restored on {move.peer} (--source-is-gone), although its move was aborted here: it "
                 "may run on both hosts",
-                hint=f"end one of the two; when that on {move.peer} has ended: crckpt migrate --resume {move.id}",
+                hint=f"end one of the two; when the one on {move.peer} has ended: crckpt migrate --resume {move.id}",
             )
         case "abort":
             connection.send(messages.Abort(move.why))

@@ -138,5 +138,5 @@ def _require_own(prefix: Path) -> None:
     if intruder:
         raise UsageError(
             f"root does not install CRIU where others can replace it: {intruder}",
-            hint="name a directory that only root can change, as all directories above it: --prefix DIR",
+            hint="name a directory that, like all above it, only root can change: --prefix DIR",
         )

@@ -63,7 +63,7 @@ def take_one(
             if theirs == -errno.EMFILE:
                 raise HostCannot(
                     "it has no free file descriptor (RLIMIT_NOFILE)",
-                    hint=f"prlimit --pid {pid} --nofile=N: raise it",
+                    hint=f"raise it: prlimit --pid {pid} --nofile=N",
                 )
             raise HostCannot(f"userfaultfd is forbidden to it: {os.strerror(-theirs)}")
         try:

@@ -175,7 +175,7 @@ def _difference(key: str, asked: AskedFile, here: FileState) -> str:
         case "file-mode":
             return f"its mode is {here.mode & 0o7777:04o}, but here {asked.mode & 0o7777:04o}"
         case "file-replaced":
-            return f"it is another build than {asked.build_id}"
+            return f"its build is not {asked.build_id}"
     return f"it has {here.size} bytes, but here {asked.size}"
 
 

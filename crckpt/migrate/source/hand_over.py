@@ -288,5 +288,5 @@ def write_back(pids: Iterable[int], devices: Container[int]) -> None:
             except OSError as error:
                 raise DumpFailed(
                     f"{Path(link).readlink()} cannot be written back to its file system: {error.strerror}",
-                    hint="root needs to open it: of NFS, export it with no_root_squash",
+                    hint="root must be able to open it: export NFS with no_root_squash",
                 ) from error

@@ -99,7 +99,7 @@ def pre_copy(
         raise PreflightRefused(
             f"the tree would be frozen for about {estimated_ms:.0f} ms, over the budget of {limit:.0f} ms "
             f"(--max-freeze){why}",
-            hint=f"{kept}allow a longer freeze: --max-freeze TIME; without --abort-over the dump goes on all the same",
+            hint=f"{kept}allow a longer freeze: --max-freeze TIME; without --abort-over the tree is dumped anyway",
         )
     return again, PreCopyResult(tuple(rounds), estimated_ms, limit)
 

@@ -150,7 +150,7 @@ def rehearse_held(target: str, context: Context, repository: Repository, checkpo
         closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"
         raise DumpFailed(
             f"{_FAILED}{result.failures[0]}{closed}",
-            hint=f"look closer at a checkpoint of the tree that keeps running: crckpt dump "
+            hint=f"look closer at a checkpoint of the running tree: crckpt dump "
             f"{shlex.quote(target)} {checkpoint.job} && crckpt rehearse {checkpoint.job}",
             causes=result.failures,
             causes_said=1,

@@ -59,7 +59,7 @@ def test_rm_without_a_terminal_keeps_the_last_checkpoint_of_a_stopped_program(
     output = command_line.run("rm", "job", "--all", status=REFUSED)
     assert output.startswith(f"crckpt: nothing was removed: only {stopped_checkpoint.short_id} (job, ")
     assert "has the last state of a program that dump --stop ended; it was not restored" in output
-    assert output.endswith("hint: to remove all the same: crckpt rm job --all --yes\n")
+    assert output.endswith("hint: to remove it anyway: crckpt rm job --all --yes\n")
     command_line.run("rm", "job", "--json", status=REFUSED)
     assert "note: " in command_line.run("rm", "job", "--dry-run")
     assert command_line.repository.checkpoints() == (stopped_checkpoint,)
