@@ -76,6 +76,16 @@ def test_forged_descriptor_does_not_lead_to_another_file(crckpt: Crckpt) -> None
         tree.wait_growth(tree.counters())
 
 
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_forged_descriptor_does_not_give_other_access_to_a_file(crckpt: Crckpt) -> None:
+    """CRIU asks for the flags by the number: processes that share the descriptors can exchange the file meanwhile."""
+    with started(BY_NAME["nobody"]) as tree:
+        output = _dump_forged(crckpt, tree.pid, "files.img", _open_to_write, hold=1)
+        assert f"process {tree.pid} told CRIU that its descriptor " in output
+        assert " opened for other access: another process changed its memory or descriptors" in output
+        tree.wait_growth(tree.counters())
+
+
 WITHOUT_DAC_OVERRIDE: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
 
 
@@ -246,6 +256,15 @@ def _lead_to_hosts(data: bytes) -> bytes:
 
     image = read_image(data, "files.img", magics.FILES)
     records = tuple(Record(_changed(record.payload, 3, lead), record.extra) for record in image.records)
+    return write_image(Image(image.magic, records))
+
+
+def _open_to_write(data: bytes) -> bytes:
+    def change(message: bytes) -> bytes:
+        return encode((number, kind, 2 if number == 2 else value) for number, kind, value in fields(message))
+
+    image = read_image(data, "files.img", magics.FILES)
+    records = tuple(Record(_changed(record.payload, 3, change), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))
 
 

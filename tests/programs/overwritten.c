@@ -1,7 +1,7 @@
 /*
  * A program of nobody's that may not make directories, by a filter of system calls.
  * overwritten opens DIRECTORY: another process of nobody's, with the same filter, makes CRIU's code in it make DIRECTORY.
- * overwritten keeps DIRECTORY: that one has opened the memory of the program before.
+ * overwritten opens-early DIRECTORY: that one has opened the memory of the program before.
  * overwritten reads FILE: it counts in FILE how often its threads could open a file of theirs in /proc, how often not, and
  *   how often a sleep of another thread ended early. Only that one has the filter, by which it ends if it calls prctl(2).
  */
@@ -141,7 +141,7 @@ int main(int count, char **words)
             if (fork())
                 _exit(0);
             setsid();
-            overwrite(pid, !strcmp(words[1], "keeps"));
+            overwrite(pid, !strcmp(words[1], "opens-early"));
         }
         wait(NULL); /* it is no child of this program any more */
     }

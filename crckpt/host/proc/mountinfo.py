@@ -59,3 +59,8 @@ def read_mounts_of(pid: int | str) -> Iterator[Mount]:
         path = os.fsdecode(fields[4].decode("unicode_escape").encode("latin-1"))
         own, shared = (frozenset(os.fsdecode(options).split(",")) for options in (fields[5], of_all))
         yield Mount(int(fields[0]), device, path, kind.decode(), own, shared)
+
+
+def read_mount_ids(pid: int | str) -> Iterator[int]:
+    """Read the numbers of the mounts of a process's namespace: `mnt_id` in fdinfo. Raises OSError."""
+    yield from (int(line.split(b" ", 1)[0]) for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.fd import read_targets
-from crckpt.host.proc.procfs import DELETED
 from crckpt.host.proc.status import read_status
 from crckpt.images.core import CAPABILITIES, Rights
 
@@ -25,13 +22,20 @@ class FileOwner(Struct, frozen=True):
     uids: tuple[int, int]
 
 
+class OpenedFile(Struct, frozen=True):
+    """What a descriptor leads to: path, inode, and the `flags` of open(2) with which it is open."""
+
+    path: str
+    inode: int
+    flags: int
+
+
 class ProcessState(Struct, frozen=True):
     """Threads, process group and session in its own PID namespace (0: outside), umask, and whether its user may trace
     it.
 
-    `links` are the paths that its descriptors lead to, by number, and `removed` the inodes of those files that have no
-    name any more. None of processes with all our rights, which are `is_trusted`. `owners`: who gets the signals of its
-    descriptors, by number; None if that was not read. `pid` is the one that we see.
+    `files`: what its descriptors lead to, by number. `owners`: who gets the signals of its descriptors. None: not read.
+    Of processes with all our rights, which are `is_trusted`, neither is read. `pid` is the one that we see.
     """
 
     threads: frozenset[int]
@@ -39,10 +43,9 @@ class ProcessState(Struct, frozen=True):
     sid: int
     umask: int
     is_dumpable: bool
-    links: dict[int, str]
-    removed: dict[int, int] = {}
     pid: int = 0
     is_trusted: bool = False
+    files: dict[int, OpenedFile] | None = None
     owners: dict[int, FileOwner] | None = None
 
 
@@ -93,19 +96,13 @@ def _state(pid: int, status: dict[str, str], threads: frozenset[int], ours: int)
     # The kernel gives the files of a process that its user may not trace to root: proc(5), /proc/pid.
     owner = Path(f"/proc/{pid}/status").stat().st_uid
     user = int(status["Uid"].split()[1])
-    # A process of root without some capability may not open all files either.
-    is_trusted = not user and not ours & ~int(status["CapPrm"], 16)
-    links = {} if is_trusted else {fd: target for fd, target in read_targets(pid) if target.startswith("/")}
     return ProcessState(
         threads=threads,
         pgid=int(status["NSpgid"].split()[-1]),
         sid=int(status["NSsid"].split()[-1]),
         umask=int(status["Umask"], 8),
         is_dumpable=owner == user,
-        links=links,
         pid=pid,
-        is_trusted=is_trusted,
-        removed={
-            fd: os.stat(f"/proc/{pid}/fd/{fd}").st_ino for fd, target in links.items() if target.endswith(DELETED)
-        },
+        # A process of root without some capability may not open all files either.
+        is_trusted=not user and not ours & ~int(status["CapPrm"], 16),
     )

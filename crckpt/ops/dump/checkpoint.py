@@ -19,6 +19,7 @@ from crckpt.criu.engine import find_freeze, read_log
 from crckpt.criu.hold import Hold
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import proc
+from crckpt.host.attributes.opened_files import add_opened_files
 from crckpt.host.attributes.signal_owners import add_signal_owners
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.proc.task_states import TaskStates, read_task_states
@@ -198,7 +199,7 @@ def _dump_and_resume(
 
     def read_states(_: Hold) -> None:
         nonlocal states
-        states = add_signal_owners(read_task_states(target.pid))
+        states = add_signal_owners(add_opened_files(read_task_states(target.pid), target.pid))
         details.update(read_frozen_details(target))
 
     preparation = Preparation(workspace.repository, workspace.images)
@@ -256,7 +257,7 @@ def _dump_and_stop(
         details = read_details(dump, answers, is_frozen=True)
         step("hold.read", workspace.staging)
         # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
-        states = add_signal_owners(read_task_states(target.pid))
+        states = add_signal_owners(add_opened_files(read_task_states(target.pid), target.pid))
         securebits = find_securebits(target.observed.tree, answers)
         if hand_over is not None:
             hand_over.begin(target.observed.tree, frozen[0])

@@ -6,6 +6,7 @@ what gives a right, or may do harm outside the tree, must be what the kernel say
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from crckpt.errors import DumpFailed
 from crckpt.host import proc
 from crckpt.host.proc.procfs import DELETED
-from crckpt.host.proc.task_states import FileOwner, ProcessState, TaskStates
+from crckpt.host.proc.task_states import FileOwner, OpenedFile, ProcessState, TaskStates
 from crckpt.images.core import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
 from crckpt.images.files import read_files, read_signal_owners
 from crckpt.images.mm import read_dumpable
@@ -29,6 +30,9 @@ _SETPCAP: Final = 1 << 8  # linux/capability.h
 _SECUREBITS: Final = "securebits"
 # What tracking/preload/sessions.c says leads a session from outside the tree's PID namespace.
 _LEADER: Final = 1
+# To read, to write, or only to name the file (open(2)).
+_ACCESS: Final = os.O_ACCMODE | os.O_PATH
+_NO_FILE: Final = OpenedFile("no file", 0, 0)
 # A program that is executed loses this one (capabilities(7)).
 _KEEP_CAPS: Final = 1 << 4
 
@@ -109,43 +113,45 @@ def _check_signal_owners(images: Path, states: TaskStates) -> None:
 
 
 def _check_files(images: Path, processes: Mapping[int, ProcessState]) -> None:
-    """Raise DumpFailed if a descriptor of a user's process leads elsewhere than the kernel says."""
-    # CRIU opens the path of the file that the process has sent, as root, with the flags that the kernel shows: a file
-    # that the process may only read would become writable.
-    links = {pid: state.links for pid, state in processes.items() if state.links}
+    """Raise DumpFailed if a descriptor of a user's process leads elsewhere, or allows more, than the kernel says."""
+    # CRIU opens the path of the file that the process has sent, as root, with the flags that the kernel shows for the
+    # number: a file that the process may only read would become writable, and one that it may only name, readable.
+    known = {pid: state.files for pid, state in processes.items() if state.files is not None}
     files = images / "files.img"
-    if not links or not files.exists():
+    if not known or not files.exists():
         return
     image = images / "remap-fpath.img"
     removed = read_remaps(image.read_bytes(), image.name) if image.exists() else {}
     opened = read_files(files.read_bytes(), files.name)
-    paths = {file.id: file.path for file in opened if isinstance(file, RegularFile)}
+    named = {file.id: file for file in opened if isinstance(file, RegularFile)}
     # The path of a named pipe is that of another entry.
     entries = {file.id: file.file_id or 0 for file in opened if isinstance(file, Fifo)}
     for pid, descriptor in _find_descriptors(images):
         entry, fd = entries.get(descriptor.file_id, descriptor.file_id), descriptor.fd
-        path, remap = paths.get(entry), removed.get(entry)
-        if path is None or pid not in links:
+        file, remap = named.get(entry), removed.get(entry)
+        if file is None or pid not in known:
             continue
-        link = links[pid].get(fd, "")
+        path, found = file.path, known[pid].get(fd, _NO_FILE)
         # What the images have may end so already; or that is the end of the file's own name.
         gone = (path, path + DELETED) if path.endswith(DELETED) else (path + DELETED,)
         # The kernel may say both of what is in a process's own /proc. NFS gives a removed file another name.
         is_both = remap is not None and (remap.kind == PROCESS or Path(path).name.startswith(".nfs"))
-        is_other = link not in ((path, *gone) if is_both else (path,) if remap is None else gone)
+        is_other = found.path not in ((path, *gone) if is_both else (path,) if remap is None else gone)
         is_other_content = False
         if remap is not None and remap.kind == GHOST:
             # It has no path: the content in the images must be that of the same inode.
             ghost = images / ghost_image(remap.target)
-            is_other_content = read_ghost(ghost.read_bytes(), ghost.name).inode not in (
-                None,
-                processes[pid].removed.get(fd),
-            )
-        if is_other or is_other_content:
+            is_other_content = read_ghost(ghost.read_bytes(), ghost.name).inode not in (None, found.inode)
+        differences = {
+            "": is_other,
+            " with another inode": is_other_content,
+            " opened for other access": bool((file.flags ^ found.flags) & _ACCESS),
+        }
+        for how in (how for how, differs in differences.items() if differs):
             raise DumpFailed(
                 f"the dump failed: process {pid} told CRIU that its descriptor {fd} is {path}, but it is "
-                f"{link or 'no file'}{'' if is_other else ' with another inode'}: another "
-                "process changed its memory, or removed the file, during the dump",
+                f"{found.path}{how}: another process changed its memory or descriptors, or removed the file, "
+                "during the dump",
                 hint=_FIND,
             )
 

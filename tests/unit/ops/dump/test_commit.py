@@ -138,7 +138,7 @@ def test_forged_state_of_a_process_is_refused(
 ) -> None:
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
     umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
-    state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True, links={})
+    state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True)
     forged = TaskStates(rights, {ROOT: replace(state, **changes)})
     with pytest.raises(DumpFailed, match=f"process {ROOT} told CRIU that it has another {what} than it has"):
         commit_reported(dump, workspace, forged)
@@ -151,7 +151,7 @@ def test_forged_signal_owner_is_refused(dump: PlannedDump, workspace: Workspace,
     image.write_bytes(give_pipe_to(PIPE.file_id, (0, 0, 0, 1, ROOT), image.read_bytes()))
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
     umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
-    state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True, links={})
+    state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True)
     owners: tuple[dict[int, FileOwner], ...] = (
         {},
         {fd: FileOwner(1, ROOT, (33, 33))},
