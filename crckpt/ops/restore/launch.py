@@ -187,6 +187,6 @@ def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
     if len(content) > _SIZE - len(_END):
         # A process without a record would get its things from root.
         why = "its processes have too many groups"
-        raise RestoreFailed(f"crckpt cannot make what the tree had as its users: {why}", state=NOTHING_LEFT)
+        raise RestoreFailed(f"crckpt cannot make files and sockets as the tree's users: {why}", state=NOTHING_LEFT)
     with path.open("r+b") as file:
         file.write(content)
