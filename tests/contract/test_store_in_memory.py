@@ -130,7 +130,7 @@ def test_damage_is_found_and_repaired_from_another_store(in_directory: bool, tmp
     first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
     source = open_store(tmp_path) if in_directory else _in_memory(tmp_path, "other")[0]
     _copy(backend, source.backend)
-    whole = dict(backend.files)
+    intact_files = dict(backend.files)
     damaged = (pack_name(first.packs[0].digest), manifest_name(second.id))
     for name in damaged:
         _damage(backend, name)
@@ -140,7 +140,7 @@ def test_damage_is_found_and_repaired_from_another_store(in_directory: bool, tmp
     result = repair(repository, source=source)
     assert result.now.damages == ()
     assert {damage.kind for damage in result.repaired} == {"manifest", "pack"}
-    assert all(backend.files[name] == whole[name] for name in damaged)
+    assert all(backend.files[name] == intact_files[name] for name in damaged)
     assert list(backend.scratch.iterdir()) == []
 
 

@@ -193,14 +193,14 @@ def test_unrestricted_affinity_stays_unrestricted(crckpt: Crckpt) -> None:
     """CRIU's tasks inherit the affinity of crckpt, which must not matter."""
     with stopped(crckpt, program("attributes", "ioprio")) as tree:
         before = tree.counters()
-        mine = os.sched_getaffinity(0)
+        own_cpus = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {0})
         try:
             crckpt.run("restore", JOB, "--detach")
         finally:
-            os.sched_setaffinity(0, mine)
+            os.sched_setaffinity(0, own_cpus)
         tree.wait_growth(before)
-        assert os.sched_getaffinity(tree.pid) == mine
+        assert os.sched_getaffinity(tree.pid) == own_cpus
 
 
 _PROGRAM_WITH_A_SESSION_KEYRING: Final = """
@@ -400,8 +400,8 @@ def test_missing_cgroup_that_had_no_limits_gives_no_warning(crckpt: Crckpt) -> N
 
 def test_dump_reports_the_loss_of_a_cgroup_namespace(crckpt: Crckpt) -> None:
     case = program("counter")
-    apart = type(case)(case.name, ("unshare", "--cgroup", *case.argv))
-    with stopped(crckpt, apart) as tree:
+    case_in_a_cgroup_namespace = type(case)(case.name, ("unshare", "--cgroup", *case.argv))
+    with stopped(crckpt, case_in_a_cgroup_namespace) as tree:
         before = tree.counters()
         assert "has its own cgroup namespace" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]

@@ -107,8 +107,8 @@ def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
         causes = _refused(crckpt, REFUSED, "dump", str(tree.pid), texts=("connected over TCP",), also_as_text=False)[
             "causes"
         ]
-        seen = [(pid, link) for pid in tree.pids() for link in psutil.Process(pid).net_connections("tcp")]
-        connections = [(pid, link) for pid, link in seen if link.raddr]
+        sockets = [(pid, link) for pid in tree.pids() for link in psutil.Process(pid).net_connections("tcp")]
+        connections = [(pid, link) for pid, link in sockets if link.raddr]
         assert len(causes) == len(connections) == 4
         for pid, link in connections:
             ends = f"127.0.0.1:{link.laddr.port} -> 127.0.0.1:{link.raddr.port} (ESTABLISHED)"

@@ -196,9 +196,9 @@ def test_socket_of_another_network_namespace_is_reported_before_the_dump(crckpt:
 
 def test_open_bpf_map_gives_a_warning_and_does_not_prevent_the_dump(crckpt: Crckpt) -> None:
     with held("bpf_array") as tree:
-        seen = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
-        assert seen.plan.blockers == ()
-        assert [warning.key for warning in seen.plan.warnings] == ["bpf-map-support", "untested-kind"]
+        examined = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
+        assert examined.plan.blockers == ()
+        assert [warning.key for warning in examined.plan.warnings] == ["bpf-map-support", "untested-kind"]
 
 
 def test_harmless_objects_that_resemble_blockers_do_not_prevent_a_dump(crckpt: Crckpt) -> None:

@@ -42,21 +42,21 @@ def test_o_direct_descriptor_that_is_open_only_while_criu_works_makes_the_dump_f
     crckpt: Crckpt, target: Target, tmp_path: Path, operation: str
 ) -> None:
     """The descriptor is opened after crckpt has looked, and closed before CRIU has ended."""
-    there, signalled = tmp_path / "there", f"kill -URG {target.pid}"
+    marker, signalled = tmp_path / "there", f"kill -URG {target.pid}"
     until = "while [ ! -e {0} ]; do sleep 0.01; done"
     sums = [target.work / f"sum-{number}" for number in (1, 2)]
     criu = executable(
         tmp_path / "criu",
-        f'case "$1" in dump|pre-dump) [ ! -e {there} ];; *) true;; esac && exec {find(None, None).path} "$@"\n'
+        f'case "$1" in dump|pre-dump) [ ! -e {marker} ];; *) true;; esac && exec {find(None, None).path} "$@"\n'
         f"{signalled}; {until.format(sums[0])}\n"
         f'{find(None, None).path} "$@"; status=$?\n'
         f"{signalled}; {until.format(sums[1])}\n"
         "exit $status",
     )
     ran(crckpt, "dump", target, criu)
-    there.touch()
+    marker.touch()
     document = ran(crckpt, operation, target, criu, status=20 if operation == "round" else 0)
-    there.unlink()
+    marker.unlink()
     target.number = 2
     missed = "crckpt cannot see what the device writes"
     direct = rf"PID {target.pid} has an O_DIRECT descriptor \(\d+: {target.work}/file\); {missed}"

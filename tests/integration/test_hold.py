@@ -148,9 +148,9 @@ def test_reported_freeze_includes_what_crckpt_does_in_the_hold(crckpt: Crckpt) -
         wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 60, "crckpt to be in the hold")
         time.sleep(waits_s)
         dump.send_signal(signal.SIGCONT)
-        said, error = dump.communicate(timeout=60)
+        output, error = dump.communicate(timeout=60)
         assert dump.returncode == 0, error
-        (frozen_s,) = re.findall(r"frozen ([\d.]+) s", said)
+        (frozen_s,) = re.findall(r"frozen ([\d.]+) s", output)
         assert float(frozen_s) >= waits_s
         (found,) = crckpt.run("list", "job", "--json").document["result"]["checkpoints"]
         assert found["statistics"]["frozen_ms"] >= 1000 * waits_s

@@ -199,9 +199,9 @@ def test_show_prints_the_environment_only_with_the_option_env(two_checkpoints: T
 def test_show_strings_finds_text_across_pages(two_checkpoints: TwoCheckpoints) -> None:
     """A text across the border of two pages is found at its address in each process."""
     found = two_checkpoints.show("--strings", r"known-\d+-te.t")["strings"]
-    (there,) = (match for match in found if match["address"] == two_checkpoints.before["text"])
-    assert (there["pid"], there["text"]) == (two_checkpoints.pid, TEXT)
-    assert there["start"] <= there["address"] < there["end"]
+    (match_before,) = (match for match in found if match["address"] == two_checkpoints.before["text"])
+    assert (match_before["pid"], match_before["text"]) == (two_checkpoints.pid, TEXT)
+    assert match_before["start"] <= match_before["address"] < match_before["end"]
     windows = two_checkpoints.show("--strings", r"^known-\d+-window$")["strings"]
     assert [match["address"] for match in windows if match["map"] == "memfd:window"] == [
         two_checkpoints.before["window"]
@@ -271,13 +271,13 @@ def test_diff_counts_changed_new_and_removed_pages_of_each_map(two_checkpoints: 
 
 def test_diff_reversed_swaps_added_and_removed(two_checkpoints: TwoCheckpoints) -> None:
     """Added becomes removed, and a checkpoint does not differ from itself."""
-    there, back = (
+    forward, backward = (
         two_checkpoints.crckpt.run("diff", *refs, "--json").document["result"]
         for refs in (("job~1", "job"), ("job", "job~1"))
     )
-    assert (there["come"], there["gone"]) == (back["gone"], back["come"])
-    assert (there["pages"]["new"], there["pages"]["gone"]) == (back["pages"]["gone"], back["pages"]["new"])
-    assert there["pages"]["changed"] == back["pages"]["changed"]
+    assert (forward["come"], forward["gone"]) == (backward["gone"], backward["come"])
+    assert (forward["pages"]["new"], forward["pages"]["gone"]) == (backward["pages"]["gone"], backward["pages"]["new"])
+    assert forward["pages"]["changed"] == backward["pages"]["changed"]
     assert two_checkpoints.crckpt.run("diff", "job", "job").out.endswith("\nnothing differs\n")
 
 

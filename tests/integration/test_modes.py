@@ -39,21 +39,21 @@ def open_to_others(top: Path) -> Iterator[str]:
 @contextmanager
 def watched(top: Path) -> Iterator[set[str]]:
     """The files that are open to others at any time during the block: many of them are removed at its end."""
-    seen: set[str] = set()
+    open_paths: set[str] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.005):
-            seen.update(open_to_others(top))
+            open_paths.update(open_to_others(top))
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield seen
+        yield open_paths
     finally:
         over.set()
         thread.join()
-        seen.update(open_to_others(top))
+        open_paths.update(open_to_others(top))
 
 
 @pytest.fixture

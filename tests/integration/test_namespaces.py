@@ -66,8 +66,17 @@ def test_dump_of_a_tree_in_a_user_namespace_is_refused(crckpt: Crckpt) -> None:
 
 def test_programs_of_an_unprivileged_user_are_not_run_with_our_rights(crckpt: Crckpt) -> None:
     """The user has mounts of its own, with a program in the place of our CRIU."""
-    apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT_THAT_REPLACES_CRIU, TRAP_SCRIPT)
-    case = Case("mounts", (*AS_NOBODY, *apart, *COUNTER), user=NOBODY)
+    in_own_mounts = (
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        SCRIPT_THAT_REPLACES_CRIU,
+        TRAP_SCRIPT,
+    )
+    case = Case("mounts", (*AS_NOBODY, *in_own_mounts, *COUNTER), user=NOBODY)
     with started(case) as tree:
         _is_refused(crckpt, tree, "runs in a user namespace other than crckpt's")
 

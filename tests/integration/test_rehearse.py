@@ -150,16 +150,16 @@ def test_rehearsal_reports_processes_that_ended_and_their_status(
 ) -> None:
     """The report has the status or signal. A signal fails the rehearsal, and so does a root with a nonzero status."""
     with dumped(crckpt, elsewhere(what, argument)) as tree:
-        who = tree.pids()[1 if what == "child" else 0]
+        ended_pid = tree.pids()[1 if what == "child" else 0]
         seconds = "1" if what == "child" else "3600"
         with traceless(crckpt):
             result = rehearsed(crckpt, "--seconds", seconds, status=FAILED if fails else 0)
         assert what == "child" or result["ran_s"] < 3600
-        (found,) = [each for each in result["ended"] if each["pid"] == who]
+        (found,) = [each for each in result["ended"] if each["pid"] == ended_pid]
         assert found["status"] == ended
         assert result["passed"] is not fails
-        assert any(f"process {who} " in failure for failure in result["failures"]) is fails
-        assert runs(who)
+        assert any(f"process {ended_pid} " in failure for failure in result["failures"]) is fails
+        assert runs(ended_pid)
 
 
 def test_memory_of_a_rehearsal_is_limited(crckpt: Crckpt) -> None:

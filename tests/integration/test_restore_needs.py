@@ -241,11 +241,18 @@ def test_connections_need_a_capability_only_to_be_kept(crckpt: Crckpt) -> None:
     """With `--tcp close` the same checkpoint can be restored without CAP_NET_ADMIN."""
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
-        less = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", str(PROGRAM), "restore", JOB)
-        result = _result_of(_run(crckpt, *less, "--dry-run"), REFUSED)
+        without_net_admin = (
+            "setpriv",
+            "--bounding-set=-net_admin",
+            "--inh-caps=-net_admin",
+            str(PROGRAM),
+            "restore",
+            JOB,
+        )
+        result = _result_of(_run(crckpt, *without_net_admin, "--dry-run"), REFUSED)
         assert "this host cannot restore TCP connections" in result.err
         assert "--tcp close" in result.err
-        assert "can be restored" in _result_of(_run(crckpt, *less, "--dry-run", "--tcp", "close"), 0).out
+        assert "can be restored" in _result_of(_run(crckpt, *without_net_admin, "--dry-run", "--tcp", "close"), 0).out
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -258,9 +265,11 @@ def test_pid_limit_below_the_trees_pids_is_reported(crckpt: Crckpt) -> None:
         before = tree.counters()
         if tree.pid < 400:
             pytest.skip("this host was booted a moment ago")
-        apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec")
+        in_a_pid_namespace = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec")
         script = 'echo 400 > /proc/sys/kernel/pid_max; "$@"'
-        result = _result_of(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
+        result = _result_of(
+            _run(crckpt, *in_a_pid_namespace, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED
+        )
         assert f"PID {tree.pid} is above the PID limit of this host" in result.err
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)

@@ -83,11 +83,11 @@ def test_root_with_parent_death_signal_ends_with_crckpt_in_the_foreground(
 
 def killing(directory: Path, command: str, pid: int) -> Path:
     """A CRIU after whose success the process is killed."""
-    there = directory / "there"
+    marker = directory / "there"
     criu = executable(
         directory / "criu",
         f'{find(None, None).path} "$@"; status=$?\n'
-        f'if [ -e {there} ] && [ "$1" = {command} ]; then\n'
+        f'if [ -e {marker} ] && [ "$1" = {command} ]; then\n'
         f"kill -KILL {pid}\n"
         # The signal is sent before it has ended the process.
         f"while grep -qs '^State:[^Z]*$' /proc/{pid}/status; do :; done\n"
@@ -96,7 +96,7 @@ def killing(directory: Path, command: str, pid: int) -> Path:
     )
     crckpt = Crckpt(directory / "none")
     crckpt.run("doctor", "--criu", str(criu))
-    there.touch()
+    marker.touch()
     return criu
 
 

@@ -26,18 +26,18 @@ def test_restore_of_truncated_images_fails_cleanly(
     crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CRCKPT_QUIET_S", "3")
-    whole = tmp_path / "whole"
-    whole.mkdir()
+    intact = tmp_path / "whole"
+    intact.mkdir()
     with started(BY_NAME["threads"]) as tree:
-        words = ("dump", "-t", str(tree.pid), "-D", str(whole))
+        words = ("dump", "-t", str(tree.pid), "-D", str(intact))
         subprocess.run([find_criu(), *words], check=True, stdin=subprocess.DEVNULL)
         tree.wait_gone()
         before = tree.counters()
-        sizes = {path.name: path.stat().st_size for path in sorted(whole.glob("*.img"))}
+        sizes = {path.name: path.stat().st_size for path in sorted(intact.glob("*.img"))}
         cases = [(name, length) for name, size in sizes.items() if size for length in (0, size // 2)]
-        accepted = {case for case in some(cases) if restored(crckpt, tree, whole, *case)}
+        accepted = {case for case in some(cases) if restored(crckpt, tree, intact, *case)}
         assert {name for name, _ in accepted} <= HARMLESS_IMAGES, accepted
-        crckpt.run("import", str(whole), "whole")
+        crckpt.run("import", str(intact), "whole")
         crckpt.run("restore", "whole", "--detach")
         tree.wait_growth(before)
 

@@ -130,8 +130,10 @@ def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
     here = running[0].host
     other = next(host for host in _SIDES if host != here)
     # The destination may have no checkpoint at all.
-    tried = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
-    assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{message}"
+    dry_run = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
+    assert dry_run.status in (10, 12, 24), (
+        f"{other}: a second copy could start ({dry_run.status}):\n{dry_run}\n{message}"
+    )
     for host in _SIDES:
         # What removes CRIU's lock on the source does not end with crckpt.
         wait_for(lambda host=host: not lab.run(host, "nft", "list", "tables").out, f"no table on {host}:\n{message}")  # type: ignore[misc]

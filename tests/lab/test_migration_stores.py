@@ -101,9 +101,9 @@ def test_list_shows_an_unfinished_move(lab: Namespaces) -> None:
         wait_until_settled(lab)
         assert copies(lab) == []
         (here,) = find_moves(lab, "source")
-        (there,) = find_moves(lab, "destination")
-        assert (here["state"], there["state"], here["id"]) == ("ended", "prepared", there["id"])
-        for move in (here, there):
+        (move_there,) = find_moves(lab, "destination")
+        assert (here["state"], move_there["state"], here["id"]) == ("ended", "prepared", move_there["id"])
+        for move in (here, move_there):
             # Both sides name the same command, to be typed on the source.
             assert (move["runs_on"], move["next_on"]) == (None, "source")
             assert move["next_command"] == f"crckpt migrate --resume {here['id']}"

@@ -40,9 +40,9 @@ def step_names(primitives: str, sources: Iterable[str]) -> frozenset[str]:
     for tree in trees[1:]:
         for call in _calls(tree):
             if _callee(call) in suffixes and _find_passed_on(call) is None:
-                what = call.args[-1]
-                assert isinstance(what, ast.Constant), f"a step has no plain name: {ast.unparse(call)}"
-                names |= {f"{what.value!s}{suffix}" for suffix in suffixes[_callee(call)]}
+                argument = call.args[-1]
+                assert isinstance(argument, ast.Constant), f"a step has no plain name: {ast.unparse(call)}"
+                names |= {f"{argument.value!s}{suffix}" for suffix in suffixes[_callee(call)]}
     return frozenset(names)
 
 

@@ -133,6 +133,6 @@ def test_paths_are_quoted_in_suggested_commands() -> None:
 
 def test_remedy_of_another_cause_takes_the_values_of_the_finding() -> None:
     differs = cause("file-differs").finding(path="/a b", why="x", use="fd 3", remedy_of="mode-differs", mode="0755")
-    there = differs.word_for("there", peer="node2")
-    assert there.what == "node2: /a b is not the same file there: x (fd 3)"
-    assert there.remedy == "change it there: chmod 0755 '/a b'"
+    remote_finding = differs.word_for("there", peer="node2")
+    assert remote_finding.what == "node2: /a b is not the same file there: x (fd 3)"
+    assert remote_finding.remedy == "change it there: chmod 0755 '/a b'"

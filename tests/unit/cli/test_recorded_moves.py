@@ -64,8 +64,8 @@ def test_move_status_names_the_host_and_the_next_command(
     here = f"it ran here as PID {ended.pid}, which has ended"
     assert {None: undecided, side: here}.get(runs_on, f"it runs on {PEER}") in text
     if next_on:
-        there = "" if next_on == side else f" on {PEER}"
-        assert text.endswith(f"\n  hint: finish the move{there}: {command}\n")
+        where = "" if next_on == side else f" on {PEER}"
+        assert text.endswith(f"\n  hint: finish the move{where}: {command}\n")
 
 
 def test_migrate_list_shows_a_move_in_progress(command_line: CommandLine, repository: Repository) -> None:
@@ -151,8 +151,8 @@ def test_rm_keeps_checkpoints_of_an_unfinished_move(
     for words in (["job"], ["job", "--all"], [second.id, "--dry-run"], ["job", "--yes"]):
         output = command_line.run("rm", *words, status=REFUSED)
         assert f"nothing was removed: {second.short_id} is needed to move job" in output
-        there = f", on {PEER}" if STATUS[side, state][1] != side else ""
-        assert f"finish the move first{there}: crckpt migrate --resume {move.id}" in output
+        where = f", on {PEER}" if STATUS[side, state][1] != side else ""
+        assert f"finish the move first{where}: crckpt migrate --resume {move.id}" in output
     assert repository.checkpoints() == checkpoints
     command_line.run("rm", first.id)
     command_line.run("gc")

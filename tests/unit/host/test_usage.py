@@ -50,8 +50,8 @@ def test_usage_of_the_host_has_its_memory_and_disks(tmp_path: Path) -> None:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     assert used.memory_total == int(fields["MemTotal"].split()[0]) << 10
     assert 0 < used.memory_available < used.memory_total
-    there, memory = used.disks
-    assert (there.directory, there.total) == (str(tmp_path / "not" / "there"), shutil.disk_usage(tmp_path).total)
+    disk, memory = used.disks
+    assert (disk.directory, disk.total) == (str(tmp_path / "not" / "there"), shutil.disk_usage(tmp_path).total)
     if shared.is_mount():
         assert (memory.mounted_on, memory.kind) == ("/dev/shm", "tmpfs")
 

@@ -19,8 +19,8 @@ from crckpt.images.framing import read_image, write_image
     st.lists(st.binary(max_size=99), max_size=5),
 )
 def test_image_with_raw_data_after_its_records_round_trips(magic: int, data: Sequence[bytes]) -> None:
-    whole = image(magic, *((message(77, len(extra)), extra) for extra in data))
-    assert read_image(write_image(whole)) == whole
+    original = image(magic, *((message(77, len(extra)), extra) for extra in data))
+    assert read_image(write_image(original)) == original
 
 
 @given(st.binary(max_size=99), st.binary(max_size=99))
@@ -33,15 +33,15 @@ def test_tcp_queues_and_bpf_maps_round_trip(first: bytes, second: bytes) -> None
 
 @given(st.binary(max_size=200))
 def test_ghost_file_in_one_piece_round_trips(content: bytes) -> None:
-    whole = image(magics.GHOST_FILE, (message(0, 0, 0o100600), content))
-    assert read_image(write_image(whole)) == whole
+    original = image(magics.GHOST_FILE, (message(0, 0, 0o100600), content))
+    assert read_image(write_image(original)) == original
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=4))
 def test_ghost_file_in_chunks_round_trips(chunks: Sequence[bytes]) -> None:
     head = message(0, 0, 0o100600) + wire.encode([(9, wire.VARINT, 1), (10, wire.VARINT, 4096)])
-    whole = image(magics.GHOST_FILE, (head, b""), *((message(len(chunk), 0), chunk) for chunk in chunks))
-    assert read_image(write_image(whole)) == whole
+    original = image(magics.GHOST_FILE, (head, b""), *((message(len(chunk), 0), chunk) for chunk in chunks))
+    assert read_image(write_image(original)) == original
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
@@ -51,23 +51,23 @@ def test_sysv_message_queues_round_trip(texts: Sequence[bytes]) -> None:
         return len(body).to_bytes(4, "little") + body + text + bytes(-len(text) % 8)
 
     queue = (message(b"", sum(map(len, texts)), len(texts)), b"".join(map(one, texts)))
-    whole = image(magics.IPCNS_MSG, queue, queue)
-    assert read_image(write_image(whole)) == whole
+    original = image(magics.IPCNS_MSG, queue, queue)
+    assert read_image(write_image(original)) == original
 
 
 @pytest.mark.parametrize("semaphores", [0, 1, 4, 5])
 def test_sysv_semaphores_are_padded_to_eight_bytes(semaphores: int) -> None:
     extra = bytes(-(-2 * semaphores // 8) * 8)
-    whole = image(magics.IPCNS_SEM, (message(b"", semaphores), extra), (message(b"", 0), b""))
-    assert read_image(write_image(whole)) == whole
+    original = image(magics.IPCNS_SEM, (message(b"", semaphores), extra), (message(b"", 0), b""))
+    assert read_image(write_image(original)) == original
 
 
 def test_sysv_segments_are_in_page_maps_or_in_the_image() -> None:
-    whole = image(magics.IPCNS_SHM, (message(b"", 5, 1), b""), (message(b"", 5), bytes(8)))
-    assert read_image(write_image(whole)) == whole
+    original = image(magics.IPCNS_SHM, (message(b"", 5, 1), b""), (message(b"", 5), bytes(8)))
+    assert read_image(write_image(original)) == original
 
 
 def test_truncated_message_queue_is_refused() -> None:
-    whole = write_image(image(magics.IPCNS_MSG, (message(b"", 1024, 1), b"\x04\x00")))
+    original = write_image(image(magics.IPCNS_MSG, (message(b"", 1024, 1), b"\x04\x00")))
     with pytest.raises(IntegrityError, match=r"ipc\.img: cut short inside a message queue"):
-        read_image(whole, "ipc.img")
+        read_image(original, "ipc.img")

@@ -19,8 +19,8 @@ PLAIN = (magics.INVENTORY, magics.PSTREE, magics.FILES, magics.STATS, magics.IRM
 
 @given(st.sampled_from(PLAIN), st.lists(st.binary(max_size=50)))
 def test_images_without_raw_data_round_trip(magic: int, payloads: Sequence[bytes]) -> None:
-    whole = image(magic, *((payload, b"") for payload in payloads))
-    assert read_image(write_image(whole)) == whole
+    original = image(magic, *((payload, b"") for payload in payloads))
+    assert read_image(write_image(original)) == original
 
 
 def test_magic_numbers_are_those_of_criu() -> None:

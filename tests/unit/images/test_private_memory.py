@@ -113,18 +113,18 @@ def test_pages_to_fill_are_cut_at_the_boundaries_of_memory_ranges(
     entries: list[tuple[int, int]], ranges: list[tuple[int, int]]
 ) -> None:
     """Every page is in one piece, in order, and marked if it is in a range."""
-    there, between = of_runs(entries), of_runs(ranges)
+    stored, between = of_runs(entries), of_runs(ranges)
     bounds = np.array([edge for first, count in between for edge in (first, first + count)], np.uint64)
-    first, count = (np.array([entry[column] for entry in there], np.uint64) for column in (0, 1))
+    first, count = (np.array([entry[column] for entry in stored], np.uint64) for column in (0, 1))
     pieces = list(zip(*(column.tolist() for column in cut_runs(first, count, bounds)), strict=True))
     inside = {page for start, length in between for page in range(start, start + length)}
     expected = [
         (row, page, page in inside)
-        for row, (start, length) in enumerate(there)
+        for row, (start, length) in enumerate(stored)
         for page in range(start, start + length)
     ]
     assert [(row, start + nth, is_in) for row, start, length, is_in in pieces for nth in range(length)] == expected
-    pagemap = PageMap.of(1, (Entry(start * PAGE_SIZE, length, PRESENT) for start, length in there))
+    pagemap = PageMap.of(1, (Entry(start * PAGE_SIZE, length, PRESENT) for start, length in stored))
     left = [
         entry.vaddr // PAGE_SIZE + nth for entry in pagemap.without_ranges(bounds).entries for nth in range(entry.pages)
     ]
@@ -158,6 +158,6 @@ def test_first_page_of_an_incomplete_huge_page_is_left_to_criu(
             if placed
         }
         regions = {page // HUGE for page in pages if wants_huge_pages}
-        there = {region: [page for page in pages if page // HUGE == region] for region in regions}
-        leaders = {min(some) for some in there.values() if len(some) < HUGE}
+        present = {region: [page for page in pages if page // HUGE == region] for region in regions}
+        leaders = {min(some) for some in present.values() if len(some) < HUGE}
         assert placed == set(pages) - leaders

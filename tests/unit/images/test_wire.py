@@ -53,10 +53,10 @@ def test_any_bytes_are_a_message_or_an_integrity_error(data: bytes) -> None:
 
 @given(st.lists(FIELDS, min_size=1), st.data())
 def test_message_cut_inside_a_field_is_refused(items: list[tuple[int, int, int | bytes]], data: st.DataObject) -> None:
-    start, whole = len(encode(items[:-1])), encode(items)
-    cut = data.draw(st.integers(start + 1, len(whole) - 1))
+    start, encoded = len(encode(items[:-1])), encode(items)
+    cut = data.draw(st.integers(start + 1, len(encoded) - 1))
     with pytest.raises(IntegrityError, match=r"here\.img: cut short"):
-        list(fields(whole[:cut], "here.img"))
+        list(fields(encoded[:cut], "here.img"))
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_repair_killed_before_any_step_leaves_a_valid_store(stage: Stage, forked
             order = Order(REPAIR.act, str(copy.root), copy.arguments(REPAIR), kill_at=moment)
             assert forked_writers.status(order) == -signal.SIGKILL, moment
             assert set(verify(Repository.open(copy.root)).lost) <= lost
-            whole = Repository.open(copy.base / "whole")
-            assert repair(Repository.open(copy.root), source=whole).now.damages == ()
+            intact_copy = Repository.open(copy.base / "whole")
+            assert repair(Repository.open(copy.root), source=intact_copy).now.damages == ()
             check(copy.root, before, REPAIR)
 
 

@@ -88,7 +88,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
 
 
 def _stopped(process: subprocess.Popen[str]) -> list[str]:
-    """Stop a process that must still run, and return its output."""
+    """Kill a process that must still run, and return its output."""
     assert process.poll() is None
     process.kill()
     return _ended(process)[1]

@@ -107,10 +107,10 @@ def test_link_in_the_place_of_a_log_is_not_followed(log: Path, tmp_path: Path) -
     (tmp_path / "below").mkdir(0o700)
     log.rename(tmp_path / "below/log")
     (tmp_path / "there").symlink_to("below")
-    there = tmp_path / "there/log"
-    with pytest.raises(RestoreFailed, match="replaced or truncated"), restored_on_failure(there, 4, "kept"):
+    linked_log = tmp_path / "there/log"
+    with pytest.raises(RestoreFailed, match="replaced or truncated"), restored_on_failure(linked_log, 4, "kept"):
         pytest.fail("it was cut")
-    assert there.read_bytes() == b"old new lines"
+    assert linked_log.read_bytes() == b"old new lines"
     assert names(tmp_path) == ["below", "link", "there"]
 
 

@@ -77,23 +77,27 @@ def look(pid: int) -> Observed:
 
 def test_sockets_and_deleted_maps_of_a_tree_are_observed(family: tuple[int, int]) -> None:
     pid, datagram = family
-    seen = look(pid)
-    assert seen.tree.root.pid == pid
-    assert len(seen.tree.pids) == 2
-    assert {found.pid for found in seen.descriptors} == {link.pid for link in seen.connections} == set(seen.tree.pids)
-    assert len(seen.connections) == 2, "the client's end, held by two processes"
-    assert datagram in seen.datagram_sockets
-    assert [(size, links) for _, size, links in seen.deleted_maps] == [(5000, 0)] * 2
+    observed = look(pid)
+    assert observed.tree.root.pid == pid
+    assert len(observed.tree.pids) == 2
+    assert (
+        {found.pid for found in observed.descriptors}
+        == {link.pid for link in observed.connections}
+        == set(observed.tree.pids)
+    )
+    assert len(observed.connections) == 2, "the client's end, held by two processes"
+    assert datagram in observed.datagram_sockets
+    assert [(size, links) for _, size, links in observed.deleted_maps] == [(5000, 0)] * 2
     own = proc.read_process(os.getpid())
     assert own is not None
-    assert (seen.own_namespaces, seen.own_capabilities) == (own.namespaces, proc.effective_capabilities())
+    assert (observed.own_namespaces, observed.own_capabilities) == (own.namespaces, proc.effective_capabilities())
 
 
 def test_tree_without_sockets_has_no_connections() -> None:
     process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        seen = look(process.pid)
-        assert (seen.connections, seen.datagram_sockets, seen.deleted_maps) == ((), frozenset(), ())
+        observed = look(process.pid)
+        assert (observed.connections, observed.datagram_sockets, observed.deleted_maps) == ((), frozenset(), ())
     finally:
         process.kill()
         process.wait()

@@ -121,11 +121,11 @@ def test_search_for_file_locks_ends_although_other_files_have_many(
     with ExitStack() as programs:
         for number in range(10):
             programs.enter_context(locked(tmp_path / str(number), MANY_LOCKS))
-        whole = spend_once(look)
+        seconds = spend_once(look)
         monkeypatch.setattr(file_users, "_LOOKS_FOR_S", 0.001)
         limited = spend_once(look)
     # What is left is to look at the programs themselves.
-    assert 1.5 * limited < whole
+    assert 1.5 * limited < seconds
 
 
 PROGRAM_WITH_EPOLLS: Final = """

@@ -41,10 +41,10 @@ def test_pages_are_written_to_their_addresses_in_another_process() -> None:
 
 def test_unmapped_memory_and_ended_process_are_errors() -> None:
     ours = np.frombuffer(b"A" * 8, np.uint8)
-    mine = rows((ours.ctypes.data, 8))
+    own_rows = rows((ours.ctypes.data, 8))
     with pytest.raises(OSError, match=f"process {os.getpid()} cannot be filled: Bad address"):
-        write_memory(os.getpid(), mine, rows((8, 8)))
+        write_memory(os.getpid(), own_rows, rows((8, 8)))
     gone = free_pid()
     with pytest.raises(OSError, match="it has ended") as caught:
-        write_memory(gone, mine, rows((8, 8)))
+        write_memory(gone, own_rows, rows((8, 8)))
     assert caught.value.errno == errno.ESRCH

@@ -254,11 +254,11 @@ def cgroup(path: Path, *pids: int) -> Path:
 
 
 def test_cgroup_with_one_tree_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
-    whole = cgroup(tmp_path / "service", os.getpid())
-    cgroup(whole / "below", sleepers[0])
-    (whole / "no cgroup").mkdir()
-    assert resolve(f"cgroup:{whole}") == os.getpid()
-    assert resolve(f"cgroup:{whole}/below") == sleepers[0]
+    target = cgroup(tmp_path / "service", os.getpid())
+    cgroup(target / "below", sleepers[0])
+    (target / "no cgroup").mkdir()
+    assert resolve(f"cgroup:{target}") == os.getpid()
+    assert resolve(f"cgroup:{target}/below") == sleepers[0]
 
 
 def test_cgroup_with_two_trees_lists_them(tmp_path: Path, sleepers: tuple[int, int]) -> None:

@@ -68,14 +68,14 @@ def test_children_belong_to_the_identified_process(family: proc.Tree) -> None:
 def test_observation_belongs_to_the_identified_process(family: proc.Tree) -> None:
     own = proc.read_process(os.getpid())
     assert own is not None
-    seen = observe(family.root, own)
+    observed = observe(family.root, own)
     root, child = family.pids
-    assert {found.pid for found in seen.descriptors} == {root, child}
-    assert leave_out_ended(seen) is seen
-    kept = leave_out_ended(replace(seen, tree=with_another_child(family)))
+    assert {found.pid for found in observed.descriptors} == {root, child}
+    assert leave_out_ended(observed) is observed
+    kept = leave_out_ended(replace(observed, tree=with_another_child(family)))
     assert kept.tree.pids == (root,)
     assert {found.pid for found in kept.descriptors} == {root}
-    assert len(kept.descriptors) == len([found for found in seen.descriptors if found.pid == root])
+    assert len(kept.descriptors) == len([found for found in observed.descriptors if found.pid == root])
 
 
 def test_attributes_belong_to_the_identified_process(family: proc.Tree) -> None:

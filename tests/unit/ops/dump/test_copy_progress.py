@@ -13,18 +13,18 @@ MEMORY = 1 << 20
 
 def test_copied_bytes_are_reported_with_the_total(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    whole = threading.Event()
+    is_complete = threading.Event()
 
     def note(done: int, total: int) -> None:
         seen.append((done, total))
         if done == total:
-            whole.set()
+            is_complete.set()
 
     (tmp_path / "core-1.img").write_bytes(bytes(MEMORY))
     with copying_reported(tmp_path, MEMORY, note) as end:
         (tmp_path / "pages-1.img").write_bytes(bytes(MEMORY // 2))
         (tmp_path / "pages-2.img").write_bytes(bytes(MEMORY))
-        assert whole.wait(60)
+        assert is_complete.wait(60)
         end()
         reported = len(seen)
     assert seen[0] == (0, MEMORY)

@@ -75,8 +75,8 @@ def three_checkpoints(
     repository = open_store(base)
     before = store(repository, base, recorded_images.image_set(recorded_images.PAGES))
     after = store(repository, base, recorded_images.image_set(_changed()))
-    apart = store(repository, base, recorded_images.image_set(_changed()), described("apart"), dedup=False)
-    return repository, before, after, apart
+    separate = store(repository, base, recorded_images.image_set(_changed()), described("apart"), dedup=False)
+    return repository, before, after, separate
 
 
 def _compared(repository: Repository, one: Checkpoint, two: Checkpoint) -> tuple[dict[int, PageChanges], int]:
@@ -126,11 +126,11 @@ def test_every_changed_page_is_counted(
 def test_equal_pages_in_different_packs_do_not_count_as_changed(
     three_checkpoints: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
-    repository, before, after, apart = three_checkpoints
-    found, read = _compared(repository, after, apart)
+    repository, before, after, separate = three_checkpoints
+    found, read = _compared(repository, after, separate)
     assert found == {}
     assert read > 1000
-    assert _compared(repository, before, apart)[0] == _expected()
+    assert _compared(repository, before, separate)[0] == _expected()
 
 
 def test_identical_pages_are_not_read(three_checkpoints: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
@@ -157,14 +157,14 @@ def test_pages_of_removed_and_shortened_mappings_are_gone_and_new_in_reverse(
     with open_reader(repository, before) as reading:
         one, two = (Memory(reading, found) for found in (process, other))
         numbers = number_packs(before, before)
-        there, back = page_changes(one, two, numbers), page_changes(two, one, numbers)
+        forward, backward = page_changes(one, two, numbers), page_changes(two, one, numbers)
     of_stack = sum(at in held for at in range(stack.start // PAGE_SIZE, stack.end // PAGE_SIZE))
     assert of_stack > 0
-    assert [(change.start, change.state, change.pages) for change in there] == [
+    assert [(change.start, change.state, change.pages) for change in forward] == [
         (heap.start, "", PageChanges(gone=10)),
         (stack.start, "gone", PageChanges(gone=of_stack)),
     ]
-    assert [(change.start, change.state, change.pages) for change in back] == [
+    assert [(change.start, change.state, change.pages) for change in backward] == [
         (heap.start, "", PageChanges(new=10)),
         (stack.start, "new", PageChanges(new=of_stack)),
     ]

@@ -18,11 +18,11 @@ NAMES = frozenset(path.name for path in IMAGES.iterdir())
 @pytest.fixture
 def tree() -> Iterator[ImageTree]:
     """The root of the test images alone, with the PID of a process that sleeps."""
-    whole = read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
-    root = whole.root
+    recorded = read_tree(lambda name: (IMAGES / name).read_bytes(), NAMES)
+    root = recorded.root
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             alone = replace(root, pid=process.pid, threads=(replace(root.threads[0], tid=process.pid),))
-            yield replace(whole, processes=(alone,))
+            yield replace(recorded, processes=(alone,))
         finally:
             process.kill()

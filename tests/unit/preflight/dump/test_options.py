@@ -31,7 +31,7 @@ def test_file_locks_add_an_option() -> None:
 
 
 def test_private_network_is_locked_completely() -> None:
-    there = with_tree(in_namespaces(ROOT, net=99))
+    in_own_network = with_tree(in_namespaces(ROOT, net=99))
     assert plan(TWO_PROCESSES).options.network_lock is None
-    assert plan(there).options.network_lock == "nftables"
-    assert plan(there, nftables=False).options.network_lock == "skip"
+    assert plan(in_own_network).options.network_lock == "nftables"
+    assert plan(in_own_network, nftables=False).options.network_lock == "skip"

@@ -77,8 +77,8 @@ def test_growth_is_measured_only_if_it_matters(space: FreeSpace, depends: bool) 
 
 
 def test_sample_of_all_memory_is_trusted() -> None:
-    whole = predict_growth(images=1000, memory=1000, sample=1000, repeated=0, stored=400)
-    assert (whole.likely, whole.least) == (400, 380)
+    prediction = predict_growth(images=1000, memory=1000, sample=1000, repeated=0, stored=400)
+    assert (prediction.likely, prediction.least) == (400, 380)
 
 
 def test_small_sample_of_memory_is_trusted_less() -> None:

@@ -12,10 +12,10 @@ def test_recorded_user_namespace_is_an_unconditional_blocker(planned_restore: Pl
     ids = planned_restore.tree.root.ids
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, user=ids.namespaces.user + 1))
-    apart = replace(
+    in_user_namespace = replace(
         planned_restore.tree,
         processes=(replace(planned_restore.tree.root, ids=other), *planned_restore.tree.processes[1:]),
     )
-    (blocker,) = judge_restore(replace(planned_restore, tree=apart), host).blockers
+    (blocker,) = judge_restore(replace(planned_restore, tree=in_user_namespace), host).blockers
     assert blocker.key in UNCONDITIONAL
     assert "had its own user namespace at the dump" in blocker.what

@@ -26,8 +26,8 @@ def test_terminal_from_outside_the_tree_is_needed_for_a_restore(
     outside = replace(planned_restore, tree=replace(planned_restore.tree, terminals=slaves))
     assert judge_restore(outside, host).needs_terminal
     assert only_blocker(judge_restore(outside, host)).startswith("terminal: ")
-    there = judge_restore(replace(outside, has_terminal=True), host)
-    assert (there.blockers, there.needs_terminal) == ((), True)
+    verdict = judge_restore(replace(outside, has_terminal=True), host)
+    assert (verdict.blockers, verdict.needs_terminal) == ((), True)
 
 
 @pytest.mark.parametrize(("uid", "owner", "refused"), [(0, 0, 0), (33, 33, 0), (33, 0, 1), (33, 34, 1), (33, None, 0)])

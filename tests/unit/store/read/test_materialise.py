@@ -187,7 +187,7 @@ class StoreStateMachine(RuleBasedStateMachine):
         files = sorted((*packs(self.repository), *self.repository.root.glob("checkpoints/*/manifest.json")))
         path, copy = data.draw(st.sampled_from(files)), data.draw(st.sampled_from(self.copies))
         offset = int(share * path.stat().st_size)
-        whole = path.read_bytes()
+        intact = path.read_bytes()
         flip(path, offset)
         there = copy.root / path.relative_to(self.repository.root)
         lost = set(verify(self.repository).lost)
@@ -198,7 +198,7 @@ class StoreStateMachine(RuleBasedStateMachine):
         assert set(result.now.lost) == (set() if there.exists() else lost)
         assert set(result.restorable) == self.expected.keys() - set(result.now.lost)
         if there.exists() and lost:
-            assert path.read_bytes() == whole
+            assert path.read_bytes() == intact
         else:
             flip(path, offset)
 

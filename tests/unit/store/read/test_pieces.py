@@ -56,11 +56,11 @@ def test_pieces_of_extents_cover_all_pages_in_order(stored_pages: tuple[Contents
 
 def test_extents_may_be_unordered_and_repeated(stored_pages: tuple[Contents, Extents]) -> None:
     contents, extents = stored_pages
-    whole = fill(contents, extents)
+    all_pages = fill(contents, extents)
     starts = np.cumsum(extents["count"], dtype=np.int64) - extents["count"]
     order = [*range(len(extents)), *range(len(extents))]
     random.Random(1).shuffle(order)
-    wanted = (whole[starts[row] * PAGE_SIZE :][: int(extents["count"][row]) * PAGE_SIZE] for row in order)
+    wanted = (all_pages[starts[row] * PAGE_SIZE :][: int(extents["count"][row]) * PAGE_SIZE] for row in order)
     assert fill(contents, extents[order]) == b"".join(wanted)
 
 

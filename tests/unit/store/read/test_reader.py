@@ -109,10 +109,10 @@ def test_pages_stored_together_are_passed_without_a_copy(tmp_path: Path, monkeyp
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4000)
     memory = (program.directory / "pages-1.img").read_bytes()
-    whole, scattered = series(repository, program, 2, 0.2)
+    contiguous, scattered = series(repository, program, 2, 0.2)
     # A copy would have the same bytes, so the test removes the memory where a copy would be made.
     monkeypatch.setattr(reader, "_Ring", NoCopyMemory)
-    assert image(repository, whole, "pages-1.img") == memory
+    assert image(repository, contiguous, "pages-1.img") == memory
     with pytest.raises(AssertionError, match="are copied"):
         image(repository, scattered, "pages-1.img")
 
@@ -236,7 +236,7 @@ def test_damaged_frame_is_found_before_its_pages_are_returned(tmp_path: Path) ->
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
     (pack,) = packs(repository)
     flip(pack, pack.stat().st_size // 2)
-    whole = b"".join(map(page, pages))
+    content = b"".join(map(page, pages))
     given_before = b""
     with open_reader(Repository.open(repository.root), checkpoint) as opened_reader:
         parts = opened_reader.image("pages-1.img")
@@ -245,5 +245,5 @@ def test_damaged_frame_is_found_before_its_pages_are_returned(tmp_path: Path) ->
         with pytest.raises(IntegrityError, match=named):  # noqa: PT012 - what came before is to be seen
             for part in parts:
                 given_before += part
-    assert whole.startswith(given_before)
-    assert len(given_before) < len(whole)
+    assert content.startswith(given_before)
+    assert len(given_before) < len(content)

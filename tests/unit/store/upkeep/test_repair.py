@@ -68,12 +68,12 @@ def _spoil_everything(root: Path) -> None:
 
 def test_all_damage_is_repaired_from_another_store(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
-    whole = _tree(repository.root)
+    intact_files = _tree(repository.root)
     ids = set(repository.ids())
     _spoil_everything(repository.root)
     damages = len(verify(repository).damages)
     result = repair(repository, source=copy)
-    assert _tree(repository.root) == _tree(copy.root) == whole
+    assert _tree(repository.root) == _tree(copy.root) == intact_files
     assert result.now.damages == ()
     assert result.unrepaired == ()
     assert set(result.restorable) == ids
@@ -116,17 +116,17 @@ def test_each_frame_comes_from_the_store_where_it_is_intact(
     repository, copy = stores
     first = repository.checkpoints()[0]
     here, there = (pack_path(one, first.packs[0].digest) for one in stores)
-    whole = here.read_bytes()
+    intact = here.read_bytes()
     flip(here, 100)
-    there.write_bytes(whole[:-1])
-    flip(there, len(whole) // 2)
+    there.write_bytes(intact[:-1])
+    flip(there, len(intact) // 2)
     spoilt = there.read_bytes()
     # Both tables are damaged, so crckpt does not know where the frames are.
-    flip(here, len(whole) - 60)
+    flip(here, len(intact) - 60)
     assert len(repair(repository, source=copy).unrepaired) == 1
-    flip(here, len(whole) - 60)
+    flip(here, len(intact) - 60)
     assert repair(repository, source=copy).now.damages == ()
-    assert here.read_bytes() == whole
+    assert here.read_bytes() == intact
     assert there.read_bytes() == spoilt, "the other store is left as it is"
     assert restore_files(repository, first, tmp_path) == files_of(tmp_path / "images-0")
 
@@ -195,7 +195,7 @@ def test_repair_from_a_damaged_store_adds_no_damage(
     stores: tuple[Repository, Repository], here: list[float], there: list[float]
 ) -> None:
     repository, copy = stores
-    whole = _tree(repository.root)
+    intact_files = _tree(repository.root)
     pack = packs(repository)[0]
     try:
         for root, shares in ((repository.root, here), (copy.root, there)):
@@ -207,12 +207,12 @@ def test_repair_from_a_damaged_store_adds_no_damage(
         assert result.now == verify(repository)
         if not theirs.damages:
             assert result.now.damages == ()
-        assert {name for name, content in _tree(repository.root).items() if content != whole[name]} <= {
+        assert {name for name, content in _tree(repository.root).items() if content != intact_files[name]} <= {
             str(pack.relative_to(repository.root))
         }
     finally:
         for root in (repository.root, copy.root):
-            (root / pack.relative_to(repository.root)).write_bytes(whole[str(pack.relative_to(repository.root))])
+            (root / pack.relative_to(repository.root)).write_bytes(intact_files[str(pack.relative_to(repository.root))])
 
 
 KILLED_REPAIR = """
@@ -244,7 +244,7 @@ def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
 def test_repair_killed_at_any_step_is_harmless(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """Every file is as before or intact, and no other checkpoint is lost. Another repair and gc finish the work."""
     repository, copy = stores
-    whole = _tree(copy.root)
+    intact_files = _tree(copy.root)
     shutil.copytree(repository.root, tmp_path / "spoilt")
     _spoil_everything(tmp_path / "spoilt")
     spoilt = _tree(tmp_path / "spoilt")
@@ -254,18 +254,18 @@ def test_repair_killed_at_any_step_is_harmless(stores: tuple[Repository, Reposit
         shutil.copytree(tmp_path / "spoilt", repository.root)
         killed = _cut_short(repository, copy, after)
         now = _tree(repository.root)
-        for name, content in whole.items():
+        for name, content in intact_files.items():
             assert now.get(name) in (content, spoilt.get(name)), name
-        assert now.keys() <= whole.keys()
-        stages.add(sum(now.get(name) == content for name, content in whole.items()))
+        assert now.keys() <= intact_files.keys()
+        stages.add(sum(now.get(name) == content for name, content in intact_files.items()))
         if not killed:
             break
         if after % 60 == 0:
             assert repair(repository, source=copy).now.damages == ()
             collect_garbage(repository)
-            assert _tree(repository.root) == whole
+            assert _tree(repository.root) == intact_files
             assert list((repository.root / "tmp").iterdir()) == []
-    assert now == whole
+    assert now == intact_files
     assert len(stages) == 5, "four files are mended one after the other"
 
 
@@ -285,12 +285,12 @@ def test_store_is_repaired_from_a_read_only_copy(stores: tuple[Repository, Repos
 
 def test_missing_manifest_is_copied_from_the_other_store(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
-    whole = _tree(repository.root)
+    intact_files = _tree(repository.root)
     first = repository.ids()[0]
     manifest_path(repository, first).unlink()
     result = repair(repository, source=copy)
     assert (result.now.damages, [damage.name for damage in result.repaired]) == ((), [first])
-    assert _tree(repository.root) == whole
+    assert _tree(repository.root) == intact_files
 
 
 def test_pack_with_an_unreadable_sector_is_repaired(stores: tuple[Repository, Repository]) -> None:

@@ -153,11 +153,11 @@ def test_incremental_dump_equals_a_full_dump(tmp_path: Path) -> None:
     before = memory | {address: 5000 + address for address in range(120, 130)}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    whole, parts = open_store(tmp_path / "one"), open_store(tmp_path / "two")
-    full = stored(whole, tmp_path / "one", {NAMES[0]: memory})
-    stored(parts, tmp_path / "two", {NAMES[0]: before})
-    made = stored(parts, tmp_path / "two", {NAMES[0]: memory}, {NAMES[0]: set(range(120, 130))})
-    assert restore_files(parts, made, tmp_path / "two") == restore_files(whole, full, tmp_path / "one")
+    full_store, incremental_store = open_store(tmp_path / "one"), open_store(tmp_path / "two")
+    full = stored(full_store, tmp_path / "one", {NAMES[0]: memory})
+    stored(incremental_store, tmp_path / "two", {NAMES[0]: before})
+    made = stored(incremental_store, tmp_path / "two", {NAMES[0]: memory}, {NAMES[0]: set(range(120, 130))})
+    assert restore_files(incremental_store, made, tmp_path / "two") == restore_files(full_store, full, tmp_path / "one")
     numbers = made.statistics
     assert (numbers.pages, numbers.zero_pages, numbers.raw_bytes) == (
         full.statistics.pages,
@@ -215,9 +215,9 @@ def test_damage_found_while_copying_ends_the_commit(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="frame 0: its SHA-256 does not match"):
         rewrite()
     lost = repository.ids()
-    whole = stored(repository, tmp_path, {NAMES[0]: memory})
+    intact = stored(repository, tmp_path, {NAMES[0]: memory})
     assert set(verify(repository).lost) == set(lost)
-    assert whole.id not in lost
+    assert intact.id not in lost
 
 
 def test_checkpoint_becomes_parent_images_for_criu(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_checkpoint_becomes_parent_images_for_criu(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     materialise_base(repository, checkpoint, base)
-    whole = restore_files(repository, checkpoint, tmp_path)
-    assert files_of(base) == {name: whole[name] for name in ("inventory.img", *NAMES)}
+    restored = restore_files(repository, checkpoint, tmp_path)
+    assert files_of(base) == {name: restored[name] for name in ("inventory.img", *NAMES)}
 
 
 def _lacks(repository: Repository, base: Path) -> None:

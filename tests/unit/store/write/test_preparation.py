@@ -88,8 +88,8 @@ def test_image_that_leaves_pages_to_its_parent_is_stored_completely(tmp_path: Pa
     with running(preparation):
         wait_until_examined(preparation, 0)
     checkpoint = ingest(repository, images, described(), preparation=preparation)
-    whole = restore_files(repository, checkpoint, tmp_path)[PAGES]
-    assert whole == b"".join((page(1), page(2), page(3), *own.pages, page(7)))
+    all_pages = restore_files(repository, checkpoint, tmp_path)[PAGES]
+    assert all_pages == b"".join((page(1), page(2), page(3), *own.pages, page(7)))
     assert ingest(repository, images, described()).statistics.new_bytes == 0
 
 

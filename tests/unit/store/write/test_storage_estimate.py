@@ -21,23 +21,23 @@ def run(*numbers: int) -> bytes:
 
 
 def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint | None, *runs: bytes) -> TrialResult:
-    """Estimate the size of the stored images."""
+    """Store these pages on trial, which estimates their size in the store."""
     with TemporaryDirectory(dir=tmp_path) as work, TemporaryDirectory(dir=tmp_path) as images:
         pages = Path(images, "pages-1.img")
         pages.write_bytes(b"".join(runs))
-        tried = StorageTrial(repository, parent, Path(work), None).store(pages)
+        result = StorageTrial(repository, parent, Path(work), None).store(pages)
         assert not list(Path(work).iterdir())
-    return tried
+    return result
 
 
 def test_estimate_equals_the_stored_size_and_leaves_nothing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
-    tried = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
+    trial = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
     assert repository.checkpoints() == ()
     assert not list((repository.root / "packs").iterdir())
     stored = store(repository, tmp_path, IMAGES).statistics.stored_bytes
-    assert 0.9 * stored < tried.stored <= stored
-    assert tried.ms > 0
+    assert 0.9 * stored < trial.stored <= stored
+    assert trial.ms > 0
 
 
 def test_pages_of_the_parent_cost_nothing(tmp_path: Path) -> None:

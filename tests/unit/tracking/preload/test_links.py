@@ -107,8 +107,8 @@ def test_links_other_than_those_for_removed_names_are_created_normally(library: 
     (tmp_path / "roots").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "to-roots").symlink_to("roots")
-    tried = tries(library, tmp_path, "to-roots/other", "link_remap")
-    assert (tried["link to-roots/other"], tried["link link_remap"], tried["unlink link_remap"]) == (0, 0, 0)
+    results = tries(library, tmp_path, "to-roots/other", "link_remap")
+    assert (results["link to-roots/other"], results["link link_remap"], results["unlink link_remap"]) == (0, 0, 0)
 
 
 def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:

@@ -61,13 +61,13 @@ print(json.dumps([[add(path) for path in (mine, roots)] for add in (watch, mark,
 
 def test_restored_watches_and_leases_are_only_those_that_their_user_may_have(tmp_path: Path) -> None:
     """A private file of root's at the same path is not watched. The signals of a lease are the user's."""
-    table, mine, roots = (tmp_path / name for name in ("holders", "mine", "roots"))
-    for path in (table, mine, roots):
+    table, own_directory, roots = (tmp_path / name for name in ("holders", "mine", "roots"))
+    for path in (table, own_directory, roots):
         path.touch(0o600)
     os.truncate(table, 1 << 16)
-    os.chown(mine, NOBODY, NOBODY)
+    os.chown(own_directory, NOBODY, NOBODY)
     result = subprocess.run(
-        [sys.executable, "-S", "-c", WATCHING_PROGRAM, str(table), str(mine), str(roots)],
+        [sys.executable, "-S", "-c", WATCHING_PROGRAM, str(table), str(own_directory), str(roots)],
         env=os.environ | {"LD_PRELOAD": str(RESTORE_LIBRARY), "CRCKPT_HOLDERS": str(table)},
         capture_output=True,
         text=True,
