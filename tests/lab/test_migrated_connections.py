@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from hosts import PROGRAMS, PYTHON, CannotMakeLab, Result, TwoHosts, wait_for
+from hosts import PROGRAMS, PYTHON, CannotMakeLab, NumberedClient, Result, TwoHosts, wait_for
 from migrations import JOB, SERVER, STORE
 from two_hosts import two_hosts
 
 HALF_CLOSED = "half_closed.py"
+REFUSED = 24
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,24 @@ def test_connections_that_begin_during_the_move_are_served(lab: TwoHosts, versio
         if client is not None:
             client.kill()
         lab.bring_service_back(version)
+
+
+def test_ipv6_address_that_stays_here_is_refused_before_the_move(lab: TwoHosts) -> None:
+    """The kernel binds a socket to an IPv6 address that its host does not have: nobody would reach the program."""
+    with started(lab, SERVER, "fd77::1", "9000") as pid:
+        output = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check", status=REFUSED).err
+        assert "destination: it does not have the TCP address [fd77::1]:9000" in output
+
+
+def test_ipv4_address_of_an_ipv6_socket_is_refused_before_the_move(lab: TwoHosts) -> None:
+    with started(lab, SERVER, "::", "9000") as pid:
+        address = lab.run("source", "getent", "ahostsv4", "source").out.split()[0]
+        client = NumberedClient(lab, address, 9000)
+        try:
+            client.wait_for_replies()
+            words = ("crckpt", "migrate", str(pid), "destination", JOB, "--tcp", "keep", "--check")
+            output = lab.run("source", *words, status=REFUSED).err
+        finally:
+            client.close()
+        assert "destination: it does not have the TCP address [::ffff:" in output
+        assert f"--move-ip {address}/" in output

@@ -68,7 +68,7 @@ class Server:
         self._counter = 0
         self._unfinished: dict[socket.socket, bytes] = {}
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, port), family=family)
+        self._listener = socket.create_server((address, port), family=family, dualstack_ipv6=address == "::")
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 

@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -77,31 +78,37 @@ def socket_titles(pid: int) -> dict[int, str]:
     return titles
 
 
-def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken", "missing"] | None:
+def find_bind_refusal(
+    address: str, port: int, use: Binding, *, may_come_later: bool = True
+) -> Literal["taken", "missing"] | None:
     """Find out why a restore could not bind a socket: the address is taken, or this host does not have it. None if it
     could.
 
-    Only a restore detects other reasons.
+    An IPv6 address of a socket that is no connection `may_come_later`: CRIU binds the socket all the same. Only a
+    restore detects other reasons.
     """
-    refusal = _try_to_bind(address, port, use, shares=use == "datagram")
+    bind = partial(_try_to_bind, address, port, use, is_free=may_come_later and use != "connection")
+    refusal = bind(shares=use == "datagram")
     # CRIU shares the port, with another server, too. The closed connections of one that shared it do not matter.
     if use == "listen" and refusal == "taken" and find_port_release(port) is not None:
-        return _try_to_bind(address, port, use, shares=True)
+        return bind(shares=True)
     return refusal
 
 
-def _try_to_bind(address: str, port: int, use: Binding, *, shares: bool) -> Literal["taken", "missing"] | None:
+def _try_to_bind(
+    address: str, port: int, use: Binding, *, is_free: bool, shares: bool
+) -> Literal["taken", "missing"] | None:
     # A connection shares its port with the listener: it only needs the address.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_DGRAM if use == "datagram" else socket.SOCK_STREAM
     try:
         with socket.socket(family, kind) as trial:
-            # As CRIU does it (criu/sk-inet.c:897-907, 1045): an IPv6 address may come later.
+            # As CRIU does it (criu/sk-inet.c:897-907, 1045).
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
             if family == socket.AF_INET6:
                 trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                trial.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+                trial.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, is_free)
             trial.bind((address, 0 if use == "connection" else port))
             if use == "listen":
                 trial.listen(1)

@@ -272,7 +272,8 @@ def _host_state(
     deleted = {file.id for file in planned.tree.regular_files if file.is_deleted}
     tree = replace(planned.tree, files=tuple(file for file in planned.tree.files if file.id not in deleted))
     needed = MemoryNeed(questions.memory, lambda: questions.memory)
-    refused = find_bind_refusals(planned)
+    # On another host than its own, an address would never come.
+    refused = find_bind_refusals(planned, may_come_later=False)
     return HostState(
         owners=find_id_users(planned.tree),
         files=states,

@@ -96,7 +96,7 @@ def _without_arriving(questions: MoveQuestions, planned: PlannedRestore, host: H
     arriving = {
         socket.id
         for socket in planned.tree.inet_sockets
-        if host.refused.get(socket.id) == "missing" and _address(socket.source.host) in moved
+        if host.refused.get(socket.id) == "missing" and socket.source.ip in moved
     }
     return replace(host, refused={number: why for number, why in host.refused.items() if number not in arriving})
 

@@ -202,10 +202,16 @@ def find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
     return proc.find_id_users(wanted)
 
 
-def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Refusal]:
-    """Find out why sockets cannot have their addresses and names back, by the id of the socket."""
+def find_bind_refusals(wanted: PlannedRestore, *, may_come_later: bool = True) -> dict[int, Refusal]:
+    """Find out why sockets cannot have their addresses and names back, by the id of the socket.
+
+    IPv6 addresses of sockets that listen `may_come_later`.
+    """
     found: dict[int, Refusal | None] = {
-        inet.id: sockets.find_bind_refusal(inet.source.host, inet.source.port, use)
+        # A socket of IPv6 may have an IPv4 address.
+        inet.id: sockets.find_bind_refusal(
+            str(inet.source.ip or inet.source.host), inet.source.port, use, may_come_later=may_come_later
+        )
         for inet, use in find_bound_sockets(wanted)
     }
     names: UnixNames | None = None

@@ -49,7 +49,7 @@ def judge_sockets(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
             yield cause("port-closing").finding(address=address, seconds=host.released[socket.id])
             continue
         protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
-        values = {"host": address.host, "port": address.port, "options": options}
+        values = {"host": address.ip or address.host, "port": address.port, "options": options}
         key = "port-taken" if is_taken else "address-missing"
         yield cause(key).finding(protocol=protocol, address=address, **values)
     for named in (named for named in find_named_sockets(planned) if named.id in host.refused):
