@@ -52,7 +52,10 @@ def judge_tasks(observed: Observed, names: dict[int, str], *, restarts_calls: bo
     if _CAP_SYS_RESOURCE not in observed.own_capabilities and user_to_run_as(observed) is None:
         living = (process for process in observed.tree.processes if process.state != "zombie")
         if other := next((process for process in living if _user(process) != (0, 0)), None):
-            yield cause("foreign-limits").finding(pid=other.pid, comm=other.comm, uid=other.uids[0])
+            # Perhaps only its effective or saved user is another, as atd's, or only its group.
+            uid, gid = (next((number for number in ids[:3] if number), 0) for ids in (other.uids, other.gids))
+            owner = f"user {uid}" if uid else f"group {gid}"
+            yield cause("foreign-limits").finding(pid=other.pid, comm=other.comm, owner=owner)
     for pid in sorted(observed.executed_from_memory & processes.keys()):
         yield cause("program-in-memory").finding(pid=pid, comm=processes[pid].comm)
     yield from (

@@ -81,8 +81,14 @@ def test_limits_of_other_users_need_a_capability(
 
 
 def test_user_with_unreadable_limits_is_reported() -> None:
-    (blocker,) = plan(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
-    assert "process 101 (worker) runs as user 33" in blocker.what
+    """Root is named for no process: also not for one whose effective user alone is another, as of atd."""
+    for other, owner in (
+        (as_uid(CHILD, 33), "user 33"),
+        (as_uid(CHILD, 0, 33, 33), "user 33"),
+        (replace(CHILD, gids=(0, 34, 0, 34)), "group 34"),
+    ):
+        (blocker,) = plan(without_cap(with_tree(ROOT, other))).blockers
+        assert f"process 101 (worker) runs as {owner}, but" in blocker.what
 
 
 def test_interrupted_calls_are_reported_by_thread() -> None:
