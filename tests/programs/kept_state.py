@@ -338,6 +338,8 @@ def locks_of_mapped_file(workdir: Path) -> Look:
     KEPT.extend((file, mmap.mmap(file.fileno(), 0)))
     fcntl.lockf(file, fcntl.LOCK_EX, 1, 120)
     fcntl.lockf(file, fcntl.LOCK_SH, 0, 128)
+    for start in range(1000, 1200, 2):  # more than crckpt takes at once
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, start)
 
     def may_lock(how: int, length: int, start: int) -> bool:
         # A process cannot conflict with itself, and loses its locks when it closes the file.
@@ -349,7 +351,13 @@ def locks_of_mapped_file(workdir: Path) -> Look:
             os._exit(1)
         return os.waitpid(other, 0)[1] == 0
 
-    wanted = ((fcntl.LOCK_SH, 1, 120), (fcntl.LOCK_EX, 1, 121), (fcntl.LOCK_EX, 1, 4000), (fcntl.LOCK_SH, 0, 128))
+    wanted = (
+        (fcntl.LOCK_SH, 1, 120),
+        (fcntl.LOCK_EX, 1, 121),
+        (fcntl.LOCK_EX, 1, 4000),
+        (fcntl.LOCK_SH, 1, 1198),
+        (fcntl.LOCK_SH, 0, 1199),
+    )
     return lambda: [may_lock(*each) for each in wanted]
 
 

@@ -257,11 +257,17 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
     return found
 
 
-def _take_lock(thread: ptrace.StoppedThread, descriptor: int, is_exclusive: int, start: int, length: int) -> int:
-    """Take a POSIX lock without waiting. Length 0: to the end of the file. A negative number is an error."""
-    kind = fcntl.F_WRLCK if is_exclusive else fcntl.F_RDLCK
-    with thread.lent(struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)) as address:
-        return thread.system_call(_FCNTL, descriptor, fcntl.F_SETLK, address)
+def _take_locks(thread: ptrace.StoppedThread, *values: int) -> int:
+    """Take POSIX locks without waiting: descriptor, kind, start and length of each. A negative number is an error."""
+    # A struct flock for each (fcntl(2)).
+    locks = tuple(zip(*[iter(values)] * 4, strict=True))
+    content = [struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0) for _, kind, start, length in locks]
+    with thread.lent(b"".join(content)) as address:
+        calls = (
+            thread.system_call(_FCNTL, descriptor, fcntl.F_SETLK, address + number * len(content[0]))
+            for number, (descriptor, *_) in enumerate(locks)
+        )
+        return next((found for found in calls if found < 0), 0)
 
 
 def _add_status_flags(thread: ptrace.StoppedThread, descriptor: int, flags: int) -> int:
@@ -281,7 +287,7 @@ _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "login_uid": _set_login_uid,
     "session_keyring": _join_session_keyring,
     "segments": set_segments,
-    "lock": _take_lock,
+    "locks": _take_locks,
     "status_flags": _add_status_flags,
 }
 

@@ -6,12 +6,13 @@ CRIU sets later (2216), so the kernel refuses no system call there.
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 # What a setter raises if the kernel refuses the value, or if the value is no number that the kernel takes.
 _REFUSED = (OSError, ValueError, OverflowError, struct.error)
+
+_LOCK_NUMBERS: Final = 4 * 64  # of one order: a process gets some seconds for each
 
 _Subject = TypeVar("_Subject")
 
@@ -166,22 +169,26 @@ class _RestoredTree:
         """Take the POSIX locks that the processes no longer have. Raises RestoreFailed if one is taken."""
         # CRIU takes them, and then maps files, for which it closes a descriptor of each (criu/cr-restore.c:646,
         # criu/pie/restorer.c:918): the kernel releases all POSIX locks on a file of which a process closes one.
-        orders: list[tuple[FileLock, Order]] = []
+        lost: dict[int, list[int]] = {}
         of_processes = (lock for lock in locks if lock.kind == "POSIX")
         for (pid, fd), wanted in groupby(of_processes, lambda lock: (lock.pid, lock.fd)):
-            here = self._pids.get(pid, 0)
             held: set[FileLock] = set()
             with suppress(OSError):
-                held.update(parse_locks(read_info(here, fd), pid, fd))
+                held.update(parse_locks(read_info(self._pids.get(pid, 0), fd), pid, fd))
             for lock in wanted:
                 if lock not in held:
+                    kind = fcntl.F_WRLCK if lock.exclusive else fcntl.F_RDLCK
                     length = 0 if lock.end is None else lock.end - lock.start + 1
-                    values = (("lock", (fd, int(lock.exclusive), lock.start, length)),)
-                    orders.append((lock, Order(here, here, "set", values, is_lent=True)))
-        for lock, _, why in _carry_out(orders):
-            title = f"the POSIX lock of descriptor {lock.fd} of PID {lock.pid}"
-            hint = cause("lock-taken").finding().remedy
-            raise RestoreFailed(f"{title} cannot be taken again: {why}", state=NOTHING_LEFT, hint=hint)
+                    lost.setdefault(pid, []).extend((fd, kind, lock.start, length))
+        orders = []
+        for pid, values in lost.items():
+            here = self._pids.get(pid, 0)
+            for at in range(0, len(values), _LOCK_NUMBERS):
+                some = (("locks", tuple(values[at : at + _LOCK_NUMBERS])),)
+                orders.append((pid, Order(here, here, "set", some, is_lent=True)))
+        for pid, _, why in _carry_out(orders):
+            error = f"a POSIX lock of PID {pid} cannot be taken again: {why}"
+            raise RestoreFailed(error, state=NOTHING_LEFT, hint=cause("lock-taken").finding().remedy)
 
     def separate_sessions(self, firsts: dict[int, int]) -> Iterator[Finding]:
         """Give these processes new session keyrings, each with those of the same first process; yield those without."""
