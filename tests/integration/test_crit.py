@@ -43,6 +43,7 @@ from crckpt.images.processes import (
 from crckpt.images.regfile import Ghost, RegularFile, Remap, read_ghost, read_remaps
 
 IMAGE_DIRECTORY: Final = TESTS / "data/images"
+MADV_HUGEPAGE: Final = 14
 Record: TypeAlias = dict[str, Any]
 Made = TypeVar("Made", bound=Struct)
 
@@ -208,7 +209,16 @@ def our_thread(data: bytes) -> tuple[object, ...]:
 def memory(records: list[Record]) -> AddressSpace:
     """Maps, vector and places of a process."""
     (record,) = records
-    vmas = tuple(made(Vma, vma, "start end pgoff shmid prot flags status") for vma in record["vmas"])
+    vmas = tuple(
+        made(
+            Vma,
+            vma,
+            "start end pgoff shmid prot flags status",
+            wants_huge_pages=bool(vma.get("madv", 0) & 1 << MADV_HUGEPAGE),
+            opened=vma.get("fdflags"),
+        )
+        for vma in record["vmas"]
+    )
     places = {name: record[f"mm_{name}"] for name in AddressSpace.__struct_fields__[3:-1]}
     auxv, dumpable = tuple(record["mm_saved_auxv"]), record.get("dumpable", 1)
     return AddressSpace(vmas, auxv, record["exe_file_id"], **places, dumpable=dumpable)

@@ -18,6 +18,7 @@ OTHERS: Final = {
     "migrate/wire/writer.py reserve": "the same",
     "migrate/wire/writer.py _write": "messages: Connection.send has their steps",
     "host/disk/fuse.py abort_connections": "a file of FUSE's own",
+    "host/network/newcomers.py newcomers_held": "commands for nft, which ends with crckpt",
     "host/disk/own_files.py make_runtime_directory": "of /run",
     "host/disk/own_files.py write_private": "of /run",
     "host/disk/own_files.py make_own_directories": "of /run",
