@@ -19,6 +19,7 @@ from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host.disk import space
 from crckpt.host.network.closing import report_closing
 from crckpt.host.network.newcomers import wait_until_accepted
+from crckpt.host.network.other_users import find_other_users
 from crckpt.host.steps import limit
 from crckpt.migrate.addresses import check_source, list_source_addresses
 from crckpt.migrate.destination.receive import Destination
@@ -161,7 +162,9 @@ def _pass_gate(
         send_files(peer.connection, files, report.sending)
         _, found = ask_there()
     found.check(preflight=request.options.preflight)
-    return found
+    own = {descriptor.socket_inode for descriptor in target.observed.descriptors}
+    others = find_other_users(list_source_addresses(request.options.addresses), own)
+    return replace(found, warnings=(*found.warnings, *others))
 
 
 def serve(make_context: Callable[[], Context]) -> None:

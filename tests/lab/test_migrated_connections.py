@@ -129,3 +129,15 @@ def test_ipv4_address_of_an_ipv6_socket_is_refused_before_the_move(lab: TwoHosts
             client.close()
         assert "destination: it does not have the TCP address [::ffff:" in output
         assert f"--move-ip {address}/" in output
+
+
+def test_other_program_at_the_address_is_reported(lab: TwoHosts) -> None:
+    """Its clients would get resets. A socket of the program itself, and one at another address, are none of those."""
+    service = lab.service(4)
+    moved = f"{lab.services[4]}@{lab.device}"
+    with started(lab, SERVER, service, "9000") as pid:
+        assert "another program" not in move(lab, pid, moved, "--check").out
+        lab.start("source", PYTHON, PROGRAMS / SERVER, service, "9001")
+        wait_for(lambda: ":9001" in lab.run("source", "ss", "-Hltn").out, "the other server to listen")
+        note = f"another program has a socket at {service}, too (tcp {service}:9001)"
+        assert note in move(lab, pid, moved, "--check").out
