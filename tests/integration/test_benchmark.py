@@ -46,8 +46,8 @@ def test_benchmark_reports_all_steps_of_a_move_without_crckpt_and_with_it(tmp_pa
     bare = {step: median for way, _, step, median in rows if way.endswith("criu and tar | ssh")}
     assert bare.pop("downtime") >= bare["copy"]
     assert set(bare) == {"dump", "copy", "restore", "bare_restore", "round_trip"}
-    ours = {what: median for way, _, what, median in rows if way.endswith("a second")}
-    assert {"downtime", "downtime with --local-lazy", "downtime with --lazy", "total with --lazy"} <= set(ours)
+    medians = {what: median for way, _, what, median in rows if way.endswith("a second")}
+    assert {"downtime", "downtime with --local-lazy", "downtime with --lazy", "total with --lazy"} <= set(medians)
 
 
 def test_benchmark_of_a_command_that_fails_prints_its_error_and_no_results(tmp_path: Path) -> None:

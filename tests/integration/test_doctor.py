@@ -158,8 +158,8 @@ def test_fix_with_yes_makes_the_store_private_again(crckpt_with_an_open_store: C
     assert [fix["done"] for fix in run.document["result"]["fixes"]] == [True]
     assert facts(run.document)["store"]["state"] == "ok"
     assert stat.S_IMODE(crckpt_with_an_open_store.store.stat().st_mode) == 0o700
-    again = crckpt_with_an_open_store.run("doctor", "--fix", "--yes")
-    assert again.err == "nothing can be fixed safely\n"
+    second_run = crckpt_with_an_open_store.run("doctor", "--fix", "--yes")
+    assert second_run.err == "nothing can be fixed safely\n"
 
 
 @pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"\x04", 0o755), (b"y\n", 0o700)])
@@ -185,7 +185,7 @@ def test_fix_is_done_only_if_the_question_at_the_terminal_is_answered_with_yes(
     assert stat.S_IMODE(crckpt_with_an_open_store.store.stat().st_mode) == mode
 
 
-def test_fix_that_fails_is_reported(crckpt_with_an_open_store: Crckpt, tmp_path: Path) -> None:
+def test_doctor_reports_a_fix_command_that_fails(crckpt_with_an_open_store: Crckpt, tmp_path: Path) -> None:
     fails = tmp_path / "fails"
     fails.write_text("#!/bin/sh\necho 'chmod: it does not work' >&2; exit 1\n")
     fails.chmod(0o755)

@@ -184,16 +184,16 @@ def test_dump_reports_that_criu_was_killed(crckpt: Crckpt, name: str) -> None:
         pids = tree.pids()
         status, output = _with_criu_killed_at(name, crckpt, tree)
         assert "CRIU ended with signal 9" in output
-        gone = [str(pid) for pid in pids if not runs(pid)]
-        if str(tree.pid) in gone:
+        ended_pids = [str(pid) for pid in pids if not runs(pid)]
+        if str(tree.pid) in ended_pids:
             assert status == 22
             assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in output
             return
-        ended = f" without {' '.join(gone)}, which has ended" if gone else ""
+        ended = f" without {' '.join(ended_pids)}, which has ended" if ended_pids else ""
         assert status == 21
         assert f"no checkpoint was made; the tree keeps running{ended}\n" in output
         assert not list(crckpt.store.glob("tmp/*"))
-        if not gone:
+        if not ended_pids:
             assert_runs_on(tree, frozenset())
             crckpt.run("dump", str(tree.pid), "job")
 
@@ -309,8 +309,8 @@ def test_second_concurrent_dump_of_a_tree_does_not_freeze_it(crckpt: Crckpt) -> 
     """Only one dump can hold the tree: the second waits, or is refused with a message that says so."""
     with started(DIALOGUE) as tree:
         for _ in range(examples(4)):
-            both = [_dump(crckpt, tree, ()) for _ in range(2)]
-            ends = [(dump, dump.communicate(timeout=ENDS_WITHIN_S)[1]) for dump in both]
+            dumps = [_dump(crckpt, tree, ()) for _ in range(2)]
+            ends = [(dump, dump.communicate(timeout=ENDS_WITHIN_S)[1]) for dump in dumps]
             assert any(dump.returncode == 0 for dump, _ in ends), ends
             for dump, output in ends:
                 assert dump.returncode in (0, 21, 24), output

@@ -206,8 +206,8 @@ def test_show_strings_finds_text_across_pages(two_checkpoints: TwoCheckpoints) -
     assert [match["address"] for match in windows if match["map"] == "memfd:window"] == [
         two_checkpoints.before["window"]
     ]
-    both = two_checkpoints.show("--strings", f"^{TEXT}$", ref="job")["strings"]
-    pids = [match["pid"] for match in both if match["address"] == two_checkpoints.after["text"]]
+    matches = two_checkpoints.show("--strings", f"^{TEXT}$", ref="job")["strings"]
+    pids = [match["pid"] for match in matches if match["address"] == two_checkpoints.after["text"]]
     assert pids == [two_checkpoints.pid, two_checkpoints.after["child"]]
     assert (
         f"  {two_checkpoints.before['text']:x}  {TEXT}\n"

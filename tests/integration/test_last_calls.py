@@ -219,7 +219,7 @@ def end(pid: int) -> None:
     ],
     ids=["registration", "instruction", "flag"],
 )
-def test_program_does_not_run_if_a_last_call_fails(
+def test_restored_program_does_not_run_if_a_last_call_injected_into_it_fails(
     crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, why: str
 ) -> None:
     """The kernel refuses a call, or the memory has something else in the place of the instruction."""

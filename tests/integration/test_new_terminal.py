@@ -63,7 +63,9 @@ def test_missing_terminal_is_refused_with_the_command_to_type(crckpt: Crckpt, wo
 
 
 @EACH_KIND_OF_START
-def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_user_can_type_interrupt_detach_and_attach_again_at_a_new_terminal(
+    crckpt: Crckpt, workdir: Path, start: str
+) -> None:
     """The test presses real keys, as at the original terminal."""
     _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:

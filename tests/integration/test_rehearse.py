@@ -366,7 +366,7 @@ def traces(crckpt: Crckpt) -> tuple[object, ...]:
 
 def inmates() -> tuple[int, ...]:
     """PIDs of all processes in the namespaces of a rehearsal."""
-    ours = space_of("self")
+    own_space = space_of("self")
     spaces: dict[int, str] = {}
     inits: set[str] = set()
     for process in psutil.process_iter():
@@ -374,7 +374,7 @@ def inmates() -> tuple[int, ...]:
             spaces[process.pid] = space_of(str(process.pid))
             if "crckpt.helper.pid_namespace.init" in process.cmdline():
                 inits.add(spaces[process.pid])
-    return tuple(pid for pid, space in spaces.items() if space in inits - {ours})
+    return tuple(pid for pid, space in spaces.items() if space in inits - {own_space})
 
 
 def space_of(pid: str) -> str:

@@ -202,7 +202,7 @@ def test_or_older_restores_an_older_checkpoint(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_or_older_is_suggested_only_if_there_is_one(crckpt: Crckpt) -> None:
+def test_option_or_older_is_suggested_only_if_the_job_has_an_older_checkpoint(crckpt: Crckpt) -> None:
     """The remedies name the ref that was typed."""
     with _series_of_three(crckpt) as (_, ids):
         _damage(crckpt, ids[2])

@@ -126,7 +126,7 @@ def test_restore_reports_a_changed_file_with_its_remedy(crckpt: Crckpt, tree: Tr
     assert tree.facts()[""]["answer"] == 42
 
 
-def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree) -> None:
+def test_dry_run_of_a_restore_reports_the_same_refusal_and_changes_nothing(crckpt: Crckpt, tree: Tree) -> None:
     """Neither the file to cut back nor the store changes."""
     path = _held(tree, "write.txt")
     with _put_back(path):

@@ -42,9 +42,9 @@ def test_restored_program_has_its_own_groups(crckpt: Crckpt, user: int, groups: 
 
 def test_program_in_a_new_pid_namespace_has_its_own_groups(crckpt: Crckpt) -> None:
     case = program("threads")
-    ours = replace(crckpt, before=WITH_GROUPS_0_AND_4)
+    crckpt_with_groups = replace(crckpt, before=WITH_GROUPS_0_AND_4)
     with stopped(crckpt, Case("groups", (*words(NOBODY, ""), *case.argv), user=NOBODY)):
-        with detached_in_namespace(ours) as init:
+        with detached_in_namespace(crckpt_with_groups) as init:
             (pid,) = psutil.Process(init).children()
             assert groups_of(pid.pid) == {""}
-        assert ours.run("rehearse", JOB).err == ""
+        assert crckpt_with_groups.run("rehearse", JOB).err == ""

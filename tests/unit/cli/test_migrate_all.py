@@ -138,12 +138,12 @@ def test_migrate_all_lists_the_moved_programs() -> None:
 
 
 def test_migrate_all_check_says_that_the_programs_may_not_all_fit() -> None:
-    both = (make_outcome("movable", "one"), make_outcome("movable", "two"))
-    output = lines(*both, check=True, free_bytes=(2 << 20) - 1)
+    outcomes = (make_outcome("movable", "one"), make_outcome("movable", "two"))
+    output = lines(*outcomes, check=True, free_bytes=(2 << 20) - 1)
     assert output[-1] == (
         "note: together they have 2.0 MiB of memory, and node2 has 2.0 MiB free: they may not all fit"
     )
-    assert not any("fit" in line for line in lines(*both, check=True, free_bytes=2 << 20))
+    assert not any("fit" in line for line in lines(*outcomes, check=True, free_bytes=2 << 20))
 
 
 def test_migrate_all_lists_the_programs_that_stayed_with_reasons() -> None:

@@ -131,7 +131,7 @@ def test_warning_of_criu_is_the_cause_only_without_errors() -> None:
     assert explanation.finding.key == "thread-leader-gone"
 
 
-def test_first_line_with_a_known_cause_counts() -> None:
+def test_first_log_line_with_a_known_cause_gives_the_explanation() -> None:
     explanation = explain(
         "(00.01) Error (criu/x.c:1): something new\n"
         "(00.02) Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2c\n"

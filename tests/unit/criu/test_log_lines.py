@@ -37,7 +37,7 @@ def test_broken_lines_of_a_log_are_joined(broken: str, whole: str) -> None:
     assert rejoin_lines(broken) == whole
 
 
-def test_lines_that_differ_only_in_their_times_are_one() -> None:
+def test_repeated_log_lines_that_differ_only_in_their_times_are_shown_once() -> None:
     log = f"(00.01) {ERROR.format('a')}\n(00.02) {ERROR.format('b')}\n(00.03) {ERROR.format('a')}\n(00.04) Dumping\n"
     assert texts(log) == [f"(00.01) {ERROR.format('a')}", f"(00.02) {ERROR.format('b')}"]
     assert texts(log.replace("\n", "\r\n")) == texts(log)

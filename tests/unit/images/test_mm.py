@@ -54,7 +54,9 @@ def test_mapping_with_negative_size_is_refused() -> None:
         (1 << 20, 0, mm.MAP_PRIVATE, False),
     ],
 )
-def test_reservations_claim_no_memory(size: int, prot: int, flags: int, reserves: bool) -> None:
+def test_reserved_mappings_are_restored_without_claiming_memory(
+    size: int, prot: int, flags: int, reserves: bool
+) -> None:
     numbers = (4096, 4096 + size, 0, 0, prot, flags, mm.ANON_PRIVATE)
     vma = wire.encode((number, wire.VARINT, value) for number, value in enumerate(numbers, 1))
     places = ((number, wire.VARINT, 1) for number in range(1, 13))

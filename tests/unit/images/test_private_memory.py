@@ -139,9 +139,9 @@ def test_pages_to_fill_are_cut_at_the_boundaries_of_memory_ranges(
 def test_first_page_of_an_incomplete_huge_page_is_left_to_criu(
     entries: list[tuple[int, int]], start: int, sizes: list[int]
 ) -> None:
-    """The first that there is, unless all of it is there, in mappings next to each other, too.
+    """CRIU gets the first stored page of a huge page of which some pages are not stored.
 
-    Where no huge pages are wanted none is.
+    The huge page may lie in several adjacent mappings. If none of them wants huge pages, no page is left to CRIU.
     """
     stored = of_runs(entries)
     first, count = (np.array([entry[column] for entry in stored], np.uint64) for column in (0, 1))

@@ -22,12 +22,12 @@ def finding(key: str) -> Finding:
 
 def test_refusal_contains_all_blockers() -> None:
     missing, tun = finding("ip-missing"), finding("no-tun")
-    alone = preflight_refusal([missing])
+    refusal = preflight_refusal([missing])
     expected = ("ip is not installed", "apt-get install iproute2", False)
-    assert (alone.message, alone.hint, alone.is_in_use) == expected
-    both = preflight_refusal([missing, tun], is_in_use=True)
-    assert (both.message, both.is_in_use) == ("ip is not installed (and 1 more)", True)
-    assert both.causes == (str(missing), str(tun))
+    assert (refusal.message, refusal.hint, refusal.is_in_use) == expected
+    refusal_of_two = preflight_refusal([missing, tun], is_in_use=True)
+    assert (refusal_of_two.message, refusal_of_two.is_in_use) == ("ip is not installed (and 1 more)", True)
+    assert refusal_of_two.causes == (str(missing), str(tun))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -41,8 +41,8 @@ def test_full_disk_is_a_store_failure(number: int) -> None:
 def test_errors_other_than_a_full_disk_keep_their_type() -> None:
     failed = to_crckpt_error(PermissionError(errno.EACCES, "Permission denied", "/srv/x"), DumpFailed, "the dump")
     assert (type(failed), failed.message) == (DumpFailed, "the dump failed: Permission denied (/srv/x)")
-    ours = NoSuchCheckpoint("there is none")
-    assert to_crckpt_error(ours, DumpFailed, "the dump") is ours
+    own_error = NoSuchCheckpoint("there is none")
+    assert to_crckpt_error(own_error, DumpFailed, "the dump") is own_error
 
 
 @pytest.mark.parametrize("error", [Interrupted("interrupted by SIGINT"), OSError(errno.EIO, "Input/output error")])

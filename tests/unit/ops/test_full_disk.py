@@ -36,7 +36,7 @@ def test_written_file_identifies_the_full_directory(
 
 
 @pytest.mark.parametrize("full", ["store", "staging"])
-def test_directory_with_less_space_is_the_full_one(tmp_path: Path, full: str) -> None:
+def test_store_or_staging_directory_with_less_space_is_reported_as_full(tmp_path: Path, full: str) -> None:
     for directory in ("store", "staging"):
         (tmp_path / directory).mkdir()
     context = Context(tmp_path / "store", staging=tmp_path / "staging")

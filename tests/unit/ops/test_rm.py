@@ -30,7 +30,7 @@ def test_checkpoint_named_twice_is_removed_once(
     assert repository.checkpoints() == (second,)
 
 
-def test_unknown_checkpoint_removes_none(
+def test_removal_that_names_an_unknown_checkpoint_removes_none(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     with pytest.raises(NoSuchCheckpoint):
@@ -121,12 +121,12 @@ def test_rm_estimates_the_space_that_is_freed(context: Context, repository: Repo
     second = store(repository, tmp_path, of_pages(*range(1, 40), *range(50, 90)), described())
     # The second needs the pages of the first, but not its index.
     assert estimate_freed_bytes(context, ()) == 0
-    both = estimate_freed_bytes(context, (first.id, second.id))
+    estimate = estimate_freed_bytes(context, (first.id, second.id))
     rm(context, (first.id, second.id))
     freed = gc(context).bytes
-    assert both is not None
+    assert estimate is not None
     # gc also frees what is derived of packs.
-    assert 0 < both <= freed
+    assert 0 < estimate <= freed
 
 
 def test_freed_space_is_unknown_if_another_checkpoint_is_unreadable(

@@ -94,11 +94,11 @@ def test_fingerprints_of_another_function_are_recomputed(tmp_path: Path) -> None
     expected = {"pages-1.img": b"".join(map(page, range(1, 9))), "core-100.img": b"registers"}
     assert expected.items() <= restore_files(repository, first, tmp_path).items()
     assert cache.read_bytes() == kept
-    again = store(repository, tmp_path, IMAGES, described())
-    assert (again.parent, again.statistics.new_bytes) == (first.id, 0)
+    second = store(repository, tmp_path, IMAGES, described())
+    assert (second.parent, second.statistics.new_bytes) == (first.id, 0)
     assert len(cache.read_bytes()) == len(kept)
     assert not _prints(cache.read_bytes()) & _prints(kept)
-    assert restore_files(repository, again, tmp_path) == files_of(tmp_path / "images-0")
+    assert restore_files(repository, second, tmp_path) == files_of(tmp_path / "images-0")
 
 
 def _cache(repository: Repository, digest: str) -> Path:

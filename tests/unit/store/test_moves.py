@@ -168,7 +168,9 @@ def test_only_the_host_of_the_move_can_settle_it(
 
 
 @pytest.mark.parametrize(("host", "is_asked"), [("first", True), ("hostile", False)])
-def test_host_that_claims_another_store_settles_nothing(tmp_path: Path, host: str, is_asked: bool) -> None:
+def test_host_that_only_claims_the_store_of_a_move_does_not_settle_it(
+    tmp_path: Path, host: str, is_asked: bool
+) -> None:
     """The host may know the store from an earlier move. Only ssh knows which host was reached."""
     repository = Repository.open(tmp_path / "store", create=True)
     move = replace(aborted(repository.backend), peer_store="its store")

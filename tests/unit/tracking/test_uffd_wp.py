@@ -45,7 +45,7 @@ def test_program_with_its_own_userfaultfd_is_left_alone(
 
 
 @needs_write_protection
-def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: StatementRunner) -> None:
+def test_shared_memory_protected_by_another_process_is_left_alone(claims: Path, target: StatementRunner) -> None:
     """The program has passed its userfaultfd to another process, so it has no descriptor of it."""
     file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
     place = target.do(

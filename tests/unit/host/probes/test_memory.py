@@ -28,7 +28,7 @@ def test_available_memory_is_reported() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_lazy_pages_need_permission() -> None:
+def test_lazy_pages_are_missing_where_users_may_not_use_userfaultfd() -> None:
     allowed = Path("/proc/sys/vm/unprivileged_userfaultfd")
     if not allowed.exists() or allowed.read_text().strip() != "0":
         pytest.skip("this kernel lets all users do it, or none")

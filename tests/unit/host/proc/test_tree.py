@@ -42,7 +42,7 @@ def test_process_with_any_comm_is_read(comm: bytes) -> None:
         assert (found.ppid, found.uids) == (os.getpid(), (os.getuid(),) * 4)
 
 
-def test_missing_process_is_none() -> None:
+def test_queries_about_a_missing_process_return_nothing() -> None:
     pid = free_pid()
     assert proc.read_process(pid) is None
     assert (proc.descriptors(pid), proc.find_deleted_mapped_files(pid)) == ((), ())

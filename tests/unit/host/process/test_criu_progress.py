@@ -74,10 +74,10 @@ def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
 
 
 def test_ended_process_counts_as_idle_and_causes_no_error() -> None:
-    gone = free_pid()
-    assert work_done(gone) == 0
-    assert not waits_for_a_disk([gone])
-    assert not waits_for_a_program([gone])
+    ended_pid = free_pid()
+    assert work_done(ended_pid) == 0
+    assert not waits_for_a_disk([ended_pid])
+    assert not waits_for_a_program([ended_pid])
 
 
 def test_process_waiting_for_input_does_not_count_as_waiting_for_a_disk(

@@ -76,7 +76,7 @@ def test_pending_interrupt_is_raised_when_allowed() -> None:
     assert output_of(body) == ["let in", "in the block", "went on"]
 
 
-def test_interrupt_is_raised_while_allowed() -> None:
+def test_interrupt_is_raised_in_a_block_that_allows_it() -> None:
     body = """
         with interrupts_deferred():
             with interrupts_allowed():

@@ -39,7 +39,7 @@ def _kernel_can() -> None:
 
 def test_exactly_the_written_pages_are_found(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range(32))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     assert is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(32)), "before the first reset all that is there"
     reset(target.pid)
@@ -47,82 +47,82 @@ def test_exactly_the_written_pages_are_found(target: StatementRunner) -> None:
     target.do("write(result, (3, 31, 40))")
     assert pages(target.pid, place) == {3, 31, 40}
     assert pages(target.pid, place) == {3, 31, 40}, "looking resets nothing"
-    with_it.close()
+    protection.close()
 
 
 def test_pages_written_by_the_kernel_count_as_written(target: StatementRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"file = open({str(tmp_path / 'file')!r}, 'rb')")
     target.do("LIBC.read(file.fileno(), ctypes.c_void_p(result + 5 * PAGE), 100)")
     assert pages(target.pid, place) == {5}
-    with_it.close()
+    protection.close()
 
 
 def test_all_written_regions_are_found_in_several_scans(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"write(result, range(0, {PAGES}, 2))")
     with smaller_bounds(pagemap, _REGIONS_AT_ONCE=3, _PIECE=16 * PAGE):
         assert pages(target.pid, place) == set(range(0, PAGES, 2))
-    with_it.close()
+    protection.close()
 
 
 @pytest.mark.parametrize("count", [300, 700, 1500])
 def test_scan_of_page_maps_reports_no_page_twice(target: StatementRunner, count: int) -> None:
     """The kernel answers in several passes, and may report an earlier end than it has reached."""
     place = target.do(f"result = area({2 * count}); write(result, range({2 * count}))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"write(result, range(0, {2 * count}, 2))")
     found = find_written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
     assert int((found[:, 1] - found[:, 0]).sum()) == count * PAGE
-    with_it.close()
+    protection.close()
 
 
 def test_dropped_pages_are_absent_and_new_ones_written(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"drop(result, {PAGES})")
     assert pages(target.pid, place) == set()
     target.do("write(result, (7, 8))")
     assert pages(target.pid, place) == {7, 8}
-    with_it.close()
+    protection.close()
 
 
 def test_new_mapping_is_unregistered_and_counts_as_written(target: StatementRunner) -> None:
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     place = target.do(f"result = area({PAGES}); write(result, range(9))")
     reset(target.pid)
     assert not is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(9)), "no reset reaches it"
-    with_it.register(AddressRange(place, place + PAGES * PAGE))
+    protection.register(AddressRange(place, place + PAGES * PAGE))
     assert pages(target.pid, place) == set(range(9)), "and from now on it is tracked"
     reset(target.pid)
     assert pages(target.pid, place) == set()
-    with_it.close()
+    protection.close()
 
 
-def test_moved_pages_count_as_written(target: StatementRunner) -> None:
+def test_pages_moved_by_mremap_count_as_written(target: StatementRunner) -> None:
     target.do(f"old = area({PAGES}); write(old, range({PAGES})); new = area({PAGES}); write(new, range({PAGES}), 2)")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     place = target.do(f"result = moved(old, {PAGES}, new)")
     assert pages(target.pid, place) == set(range(PAGES))
     for mapping in private_anonymous(target.pid):
-        with_it.register(mapping)
+        protection.register(mapping)
     assert pages(target.pid, place) == set(range(PAGES)), "also once it is registered again"
-    with_it.close()
+    protection.close()
 
 
 def test_forked_child_is_not_tracked(target: StatementRunner) -> None:
     place = target.do(f"place = result = area({PAGES}); write(result, range({PAGES}))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
     assert not is_registered(child, place)
@@ -136,11 +136,11 @@ def test_forked_child_is_not_tracked(target: StatementRunner) -> None:
     assert pages(child, place) == set(), "each has its own bits"
     target.do("os.kill(result, 9); os.waitpid(result, 0)")
     second.close()
-    with_it.close()
+    protection.close()
 
 
 def test_old_descriptor_returns_nothing_after_exec(target: StatementRunner) -> None:
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     with Path(f"/proc/{target.pid}/pagemap").open("rb", buffering=0) as old:
         assert target.process.stdin is not None
@@ -154,25 +154,25 @@ def test_old_descriptor_returns_nothing_after_exec(target: StatementRunner) -> N
         assert pages(target.pid, place) == {0, 1, 2}, "so ours is opened each time"
     assert not any(is_registered(target.pid, mapping.start) for mapping in private_anonymous(target.pid))
     with pytest.raises(OSError, match="Cannot allocate") as caught:
-        with_it.register(AddressRange(place, place + PAGE))
+        protection.register(AddressRange(place, place + PAGE))
     assert caught.value.errno == errno.ENOMEM, "its memory has gone"
-    with_it.close()
+    protection.close()
 
 
 def test_mappings_cannot_be_tracked_by_two_userfaultfds(target: StatementRunner) -> None:
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     with pytest.raises(OSError, match="busy"):
         protect_all_maps(target.pid)
-    with_it.close()
+    protection.close()
     protect_all_maps(target.pid).close()
 
 
 def test_every_page_counts_as_written_without_the_tracker(target: StatementRunner) -> None:
     place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     assert pages(target.pid, place) == set()
-    with_it.close()
+    protection.close()
     assert not is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(PAGES))
     target.do("write(result, [1])")
@@ -181,13 +181,13 @@ def test_every_page_counts_as_written_without_the_tracker(target: StatementRunne
 def test_written_parts_of_a_huge_page_are_reported(target: StatementRunner) -> None:
     place = target.do("result = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
     target.do(f"LIBC.madvise(ctypes.c_void_p(result), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(result, [0])")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     target.do("write(result, [100])")
     found = pages(target.pid, place, 512)
     assert 100 in found
     assert found in ({100}, set(range(512))), "split, or written as a whole"
-    with_it.close()
+    protection.close()
 
 
 def test_guard_pages_are_kept_when_they_are_tracked(target: StatementRunner) -> None:
@@ -195,25 +195,25 @@ def test_guard_pages_are_kept_when_they_are_tracked(target: StatementRunner) -> 
     target.do(f"guard = LIBC.madvise(ctypes.c_void_p(result), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
     if target.do("result = guard") != 0:
         pytest.skip("this kernel has no guard pages in a map (6.13)")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     for mapping in private_anonymous(target.pid):
-        with_it.register(mapping)
+        protection.register(mapping)
     target.do("pipe = os.pipe(); os.write(pipe[1], b'x' * 8)")
     assert target.do(f"result = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == -1, "it cannot be written"
     target.do(f"LIBC.madvise(ctypes.c_void_p({place}), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_REMOVE})")
     reset(target.pid)
     assert target.do(f"result = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == 1
     assert pages(target.pid, place, 4) == {0}
-    with_it.close()
+    protection.close()
 
 
 def test_hugetlb_mappings_are_not_scanned(target: StatementRunner) -> None:
     place = target.do(f"result = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
-    with_it = protect_all_maps(target.pid)
+    protection = protect_all_maps(target.pid)
     assert not is_registered(target.pid, place)
     reset(target.pid)
-    with_it.close()
+    protection.close()
     assert f"{place:x}-" in Path(f"/proc/{target.pid}/maps").read_text()
     assert not [mapping for mapping in private_anonymous(target.pid) if mapping.start <= place < mapping.end]
 

@@ -28,8 +28,8 @@ def rows(*pairs: tuple[int, int]) -> npt.NDArray[np.uint64]:
 def test_pages_are_written_to_their_addresses_in_another_process() -> None:
     if not can_write_memory():
         pytest.skip("the kernel does not allow it")
-    ours = np.frombuffer(b"A" * 8 + b"B" * 8, np.uint8)
-    start = ours.ctypes.data
+    own_bytes = np.frombuffer(b"A" * 8 + b"B" * 8, np.uint8)
+    start = own_bytes.ctypes.data
     with program(CODE.replace("print(ctypes", "print('ready', flush=True); print(ctypes") + WAIT_STATEMENTS) as process:
         address = int(read_line(process))
         write_memory(process.pid, rows((start, 8), (start + 8, 8)), rows((address, 8), (address + 32, 8)))
@@ -40,11 +40,11 @@ def test_pages_are_written_to_their_addresses_in_another_process() -> None:
 
 
 def test_unmapped_memory_and_ended_process_are_errors() -> None:
-    ours = np.frombuffer(b"A" * 8, np.uint8)
-    own_rows = rows((ours.ctypes.data, 8))
+    own_bytes = np.frombuffer(b"A" * 8, np.uint8)
+    own_rows = rows((own_bytes.ctypes.data, 8))
     with pytest.raises(OSError, match=f"process {os.getpid()} cannot be filled: Bad address"):
         write_memory(os.getpid(), own_rows, rows((8, 8)))
-    gone = free_pid()
+    ended_pid = free_pid()
     with pytest.raises(OSError, match="it has ended") as caught:
-        write_memory(gone, own_rows, rows((8, 8)))
+        write_memory(ended_pid, own_rows, rows((8, 8)))
     assert caught.value.errno == errno.ESRCH

@@ -108,9 +108,9 @@ def test_other_process_with_the_pid_is_released(target: StatementRunner) -> None
 def test_process_that_cannot_be_stopped_is_refused(zombie: int) -> None:
     with pytest.raises(Refused, match=f"PID {zombie}: it has ended"):
         refusal(zombie)
-    gone = free_pid()
-    with pytest.raises(Refused, match=f"there is no process {gone}"):
-        refusal(gone)
+    ended_pid = free_pid()
+    with pytest.raises(Refused, match=f"there is no process {ended_pid}"):
+        refusal(ended_pid)
     for kernel in (process for pid in range(2, 9) if (process := proc.read_process(pid)) and process.is_kernel_thread):
         with pytest.raises(Refused, match=f"PID {kernel.pid} is a kernel thread"):
             refusal(kernel.pid)

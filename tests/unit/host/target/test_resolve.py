@@ -332,8 +332,8 @@ def test_target_that_is_an_unknown_unit_is_refused(systemctl: Path) -> None:
 
 
 def test_target_with_an_ambiguous_unit_name_is_refused(systemctl: Path) -> None:
-    both = [SERVICE.format(f"{name}.service", "active", "running", 5, "/x") for name in ("web1", "web2")]
-    answers(systemctl, "\n".join(both))
+    units = [SERVICE.format(f"{name}.service", "active", "running", 5, "/x") for name in ("web1", "web2")]
+    answers(systemctl, "\n".join(units))
     assert "but names web1.service, web2.service" in refused("unit:web").message
     answers(systemctl, "")
     assert "but names none" in refused("unit:web").message

@@ -319,8 +319,8 @@ def test_missing_address_is_a_blocker_unless_it_moves(target: StatementRunner, d
     assert remedy.endswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE")
     blocker = report(dump_target, elsewhere, answers).blockers[0]
     assert blocker.what.startswith(f"{HOST}: it does not have the TCP address 192.0.2.7:")
-    ours = replace(answers, blockers=tuple(each.fill(host="127.0.0.1") for each in answers.blockers))
-    assert "--move-ip 127.0.0.1/8@lo; or " in report(dump_target, elsewhere, ours).blockers[0].remedy
+    answers_of_this_host = replace(answers, blockers=tuple(each.fill(host="127.0.0.1") for each in answers.blockers))
+    assert "--move-ip 127.0.0.1/8@lo; or " in report(dump_target, elsewhere, answers_of_this_host).blockers[0].remedy
     assert (
         keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), destination_store)) == []
     )

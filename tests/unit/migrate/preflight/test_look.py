@@ -82,7 +82,7 @@ def test_examining_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
     assert "symbolic links" in found.why
 
 
-def test_link_that_was_open_as_such_is_examined_itself(tmp_path: Path) -> None:
+def test_symbolic_link_opened_with_o_nofollow_is_examined_instead_of_its_target(tmp_path: Path) -> None:
     path = tmp_path / "link"
     path.symlink_to("/nowhere")
     assert look_for_files([_ask(path)])[1].is_missing

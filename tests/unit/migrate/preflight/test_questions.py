@@ -110,7 +110,9 @@ def test_lock_in_questions_must_have_a_holder(questions_document: dict[str, Any]
         _decode(questions_document)
 
 
-def test_size_of_questions_is_limited(questions_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_of_a_move_that_are_too_large_are_refused(
+    questions_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = msgspec.msgpack.encode(questions_document)
     monkeypatch.setattr(module, "MOST_BYTES", len(content) - 1)
     with pytest.raises(IntegrityError, match="at most"):

@@ -65,7 +65,7 @@ def test_command_line_and_log_sizes_are_recorded(target: DumpTarget, tmp_path: P
     assert details["schema"] == 1
 
 
-def test_checkpoint_is_described_as_requested(target: DumpTarget) -> None:
+def test_checkpoint_description_has_the_requested_job_note_and_times(target: DumpTarget) -> None:
     new = describe_checkpoint(PlannedDump(target), "", {"schema": 1}, *FREEZE)
     assert (new.job, new.note, new.stopped, new.config_digest) == ("job", "a note", True, "cafe")
     assert (new.created, new.frozen_ms, new.dump_ms) == FREEZE

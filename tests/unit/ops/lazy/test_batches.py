@@ -33,7 +33,7 @@ def test_fork_lacks_claimed_and_remaining_batches() -> None:
     assert sorted(claim_all(child.copy())) == [1, 2, 3]
 
 
-def test_fork_of_a_complete_process_lacks_nothing() -> None:
+def test_fork_of_a_completely_filled_process_needs_no_more_batches() -> None:
     batches = Batches(range(1))
     batches.finish(claim_all(batches)[0])
     assert batches.copy().are_complete

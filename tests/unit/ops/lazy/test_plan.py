@@ -35,8 +35,8 @@ def plan(tree: ImageTree, *sizes: int) -> tuple[ProcessPlan, ...]:
         Vma(start, start + size, 0, 0, 3, 0x22, 0, wants_huge_pages=False)
         for start, size in zip(starts, sizes, strict=True)
     )
-    alone = replace(tree, processes=(replace(root, memory=replace(root.memory, vmas=vmas)),))
-    return make_plans(alone, {root.pid: tuple(MemoryRange(vma.start, vma.end, False) for vma in vmas)})
+    tree_of_root = replace(tree, processes=(replace(root, memory=replace(root.memory, vmas=vmas)),))
+    return make_plans(tree_of_root, {root.pid: tuple(MemoryRange(vma.start, vma.end, False) for vma in vmas)})
 
 
 def test_only_large_mappings_are_filled_while_the_tree_runs(tree: ImageTree) -> None:
@@ -53,11 +53,11 @@ def test_small_tree_is_filled_before_it_runs(tree: ImageTree) -> None:
 def test_little_memory_is_filled_before_the_tree_runs(tree: ImageTree, pages: list[int]) -> None:
     """At most 8 MiB are filled, and not only the larger one of two mappings."""
     sizes = [count * PAGE_SIZE for count in pages]
-    later = [end - start for each in plan(tree, *sizes) for start, end in each.ranges]
-    before = sorted(sizes)[: len(sizes) - len(later)]
-    assert sorted(sizes) == sorted([*before, *later])
-    assert sum(before) <= 8 * MIB
-    assert max(before, default=0) < min(later, default=1 << 60)
+    filled_later = [end - start for each in plan(tree, *sizes) for start, end in each.ranges]
+    filled_before = sorted(sizes)[: len(sizes) - len(filled_later)]
+    assert sorted(sizes) == sorted([*filled_before, *filled_later])
+    assert sum(filled_before) <= 8 * MIB
+    assert max(filled_before, default=0) < min(filled_later, default=1 << 60)
 
 
 def test_new_packs_are_filled_first_within_the_time() -> None:

@@ -98,10 +98,10 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
     """
     waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(TWO_PROCESSES, waits=waits)
-    again = cause("call-interrupted-again").finding(pid=101, tid=101)
-    assert plan(observation).warnings == (again,)
+    restarted_call = cause("call-interrupted-again").finding(pid=101, tid=101)
+    assert plan(observation).warnings == (restarted_call,)
     without = plan_dump(observation, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
-    assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), again)
+    assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), restarted_call)
 
 
 def test_preload_library_restarts_calls_in_the_trees_own_mounts() -> None:

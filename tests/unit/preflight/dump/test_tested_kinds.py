@@ -82,7 +82,7 @@ def test_namespaces_inside_the_tree_are_found() -> None:
     assert find_untested(held) == {"uts namespace inside the tree": "process 101"}
 
 
-def test_only_the_first_example_of_a_kind_is_named() -> None:
+def test_each_kind_is_reported_with_its_first_example() -> None:
     held = with_files(FILE, replace(FILE, fd=4, target="/other"))
     assert find_kinds(held) == {"regular file": "fd 3 of process 100, /srv/data"}
     mapped = replace(TWO_PROCESSES, descriptors=(), unsavable_maps=(UnsavableMap(101, 0, "/SYSV00 (deleted)", "sysv"),))

@@ -221,7 +221,7 @@ def test_file_written_in_place_counts_as_changed(
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=-1), timedelta(hours=1)])
-def test_file_server_clock_is_compared_with_itself(
+def test_file_time_is_compared_with_the_recorded_file_time_and_not_with_the_clock(
     planned_restore: PlannedRestore, host: HostState, ahead: timedelta
 ) -> None:
     tree = with_file(planned_restore.tree, PLAIN, lambda file: replace(file, flags=os.O_RDWR))
@@ -287,9 +287,9 @@ def test_executable_that_became_longer_is_not_cut_back(
 
 def test_log_position_may_exceed_the_recorded_size(planned_restore: PlannedRestore, host: HostState) -> None:
     """The size is read before the freeze; later appends move the position."""
-    early = replace(planned_restore, append_sizes={LOG: 4})
-    assert judge_restore(early, host).blockers == ()
-    (grown,) = judge_restore(early, with_changed(host, LOG, size=12)).blockers
+    with_early_size = replace(planned_restore, append_sizes={LOG: 4})
+    assert judge_restore(with_early_size, host).blockers == ()
+    (grown,) = judge_restore(with_early_size, with_changed(host, LOG, size=12)).blockers
     assert "from 11 to 12 bytes" in grown.what
 
 

@@ -63,9 +63,9 @@ def test_only_writable_files_are_counted(tree: ImageTree) -> None:
     (file, *_) = (
         one for one in tree.regular_files if one.flags & os.O_ACCMODE == os.O_RDONLY and find_needed_path(one)
     )
-    alone = [one for one in tree.files if not (isinstance(one, RegularFile) and one.path == file.path)]
+    other_files = [one for one in tree.files if not (isinstance(one, RegularFile) and one.path == file.path)]
     for flags, more in ((os.O_RDONLY, 0), (os.O_RDWR, SIZE), (os.O_WRONLY | os.O_APPEND, SIZE)):
-        assert writable_bytes(replace(tree, files=(*alone, replace(file, flags=flags))), now) == before + more
+        assert writable_bytes(replace(tree, files=(*other_files, replace(file, flags=flags))), now) == before + more
     assert before > 0
 
 

@@ -59,11 +59,11 @@ def test_datagram_port_in_use_is_a_blocker(planned_restore: PlannedRestore, host
         if socket.is_listening and socket.source == Address("::1", 47002)
     )
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
-    alone = replace(
+    only_datagram = replace(
         planned_restore, tree=replace(planned_restore.tree, files=(*without_sockets(planned_restore.tree), datagram))
     )
-    assert [(socket.id, use) for socket, use in find_bound_sockets(alone)] == [(listener.id, "datagram")]
-    blocker = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
+    assert [(socket.id, use) for socket, use in find_bound_sockets(only_datagram)] == [(listener.id, "datagram")]
+    blocker = only_blocker(judge_restore(only_datagram, replace(host, refused={listener.id: "taken"})))
     assert blocker == (
         "port-taken: UDP port 127.0.0.1:53 is taken by another program: "
         "find it: ss -lunp 'sport = :53' (package iproute2); then end it"

@@ -42,8 +42,8 @@ def test_ids_of_the_tree_in_use_are_blockers(planned_restore: PlannedRestore, ho
 
 def test_id_of_the_tree_that_crckpt_itself_uses_is_explained(planned_restore: PlannedRestore, host: HostState) -> None:
     """crckpt has ended by the time the user could look for it."""
-    ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
-    assert "run it again" in only_blocker(judge_restore(planned_restore, ours))
+    used_by_crckpt = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
+    assert "run it again" in only_blocker(judge_restore(planned_restore, used_by_crckpt))
 
 
 def test_pid_in_use_covers_the_threads_of_the_process(planned_restore: PlannedRestore, host: HostState) -> None:

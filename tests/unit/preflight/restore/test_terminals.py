@@ -61,9 +61,9 @@ def test_terminal_of_another_user_is_refused(
 def test_terminal_numbers_in_use_are_blockers(
     planned_restore: PlannedRestore, host: HostState, terminals: tuple[TerminalInfo, ...], numbers: set[int]
 ) -> None:
-    again = replace(planned_restore, tree=replace(planned_restore.tree, terminals=terminals), has_terminal=True)
-    assert find_needed_numbers(again.tree) == numbers
-    verdict = judge_restore(again, replace(host, terminals=frozenset({3, 4})))
+    restore = replace(planned_restore, tree=replace(planned_restore.tree, terminals=terminals), has_terminal=True)
+    assert find_needed_numbers(restore.tree) == numbers
+    verdict = judge_restore(restore, replace(host, terminals=frozenset({3, 4})))
     words = [f"another program uses terminal /dev/pts/{number}" for number in numbers]
     assert [finding.what for finding in verdict.blockers] == words
     assert verdict.is_in_use == bool(numbers)
@@ -117,7 +117,7 @@ def test_leader_of_an_outside_terminal_is_found(planned_restore: PlannedRestore,
 @pytest.mark.parametrize(
     ("tty", "keys"), [("ours", ["terminal-group-outside"]), ("new", []), ("null", []), ("file", [])]
 )
-def test_replacement_terminal_removes_the_need(
+def test_old_terminal_is_not_needed_if_a_new_one_or_a_file_replaces_it(
     planned_restore: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:
     """The old terminal is not needed in a new PID namespace either.

@@ -167,19 +167,19 @@ def test_store_may_be_in_tmp_and_behind_our_own_link(tmp_path: Path) -> None:
     assert Repository.open(tmp_path / "link").checkpoints() == ()
 
 
-def test_two_processes_that_create_a_store_at_once_make_one(tmp_path: Path) -> None:
+def test_processes_that_create_a_store_at_the_same_time_create_only_one(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from crckpt.store import Repository; sys.stdin.read(1);"
         "print(Repository.open(Path(sys.argv[1]), create=True).id)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "store")]
-    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    for process in both:
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
         assert process.stdin
         process.stdin.write("x")
         process.stdin.flush()
-    assert len({process.communicate()[0] for process in both}) == 1
-    assert [process.returncode for process in both] == [0, 0, 0]
+    assert len({process.communicate()[0] for process in processes}) == 1
+    assert [process.returncode for process in processes] == [0, 0, 0]
 
 
 def test_import_of_store_loads_no_large_modules() -> None:

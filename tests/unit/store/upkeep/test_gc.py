@@ -98,16 +98,16 @@ def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path
 
 def test_gc_removes_directories_of_dead_processes(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
-    ours = identify_owner(0.0)
+    own_identity = identify_owner(0.0)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()
-    _transaction(repository, "1-gone", replace(ours, pid=ended.pid).encode())
-    _transaction(repository, "2-pid-used-again", replace(ours, start=ours.start - 1).encode())
-    _transaction(repository, "3-other-boot", replace(ours, boot_id="before").encode())
+    _transaction(repository, "1-gone", replace(own_identity, pid=ended.pid).encode())
+    _transaction(repository, "2-pid-used-again", replace(own_identity, start=own_identity.start - 1).encode())
+    _transaction(repository, "3-other-boot", replace(own_identity, boot_id="before").encode())
     _transaction(repository, "4-nobody", None)
     _transaction(repository, "5-cut-short", b'{"pid": 1')
-    alive = _transaction(repository, "6-alive", ours.encode())
-    unseen = _transaction(repository, "7-unseen", replace(ours, pid=ended.pid, pid_namespace=1).encode())
+    alive = _transaction(repository, "6-alive", own_identity.encode())
+    unseen = _transaction(repository, "7-unseen", replace(own_identity, pid=ended.pid, pid_namespace=1).encode())
     result = collect_garbage(repository)
     assert [name.split("/")[1][0] for name in result.leftovers] == ["1", "2", "3", "4", "5"]
     assert result.bytes >= 50_000
@@ -166,11 +166,11 @@ def test_checkpoint_without_its_manifest_is_damaged(tmp_path: Path) -> None:
 def test_gc_ends_processes_left_by_a_killed_restore(tmp_path: Path) -> None:
     """The crckpt and CRIU of the restore were killed: its processes wait forever with CRIU's log open."""
     repository = open_store(tmp_path)
-    ours = identify_owner(0.0)
-    dead = replace(ours, start=ours.start - 1).encode()
+    own_identity = identify_owner(0.0)
+    dead = replace(own_identity, start=own_identity.start - 1).encode()
     left, going_on = (_transaction(repository, name, dead) for name in ("1-left", "2-criu-lives"))
     (left / "builder.json").write_bytes(dead)
-    (going_on / "builder.json").write_bytes(ours.encode())
+    (going_on / "builder.json").write_bytes(own_identity.encode())
     code = "import sys, time; file = open(sys.argv[1], 'w'); print(flush=True); time.sleep(1000)"
     programs: list[subprocess.Popen[bytes]] = []
     try:

@@ -91,7 +91,7 @@ class GrowingImages:
         assert not self._thread.is_alive()
 
 
-def test_only_whole_batches_are_examined(tmp_path: Path) -> None:
+def test_growing_image_is_examined_in_whole_batches(tmp_path: Path) -> None:
     batch = random.Random(2).randbytes(PAGE_SIZE) * BATCH_PAGES
     growing = GrowingImages(tmp_path)
     try:

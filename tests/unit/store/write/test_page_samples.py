@@ -50,8 +50,8 @@ def test_pack_is_suggested_only_for_its_pages(tmp_path: Path) -> None:
     samples = _open(repository)
     for digest, other in ((one, two), (two, one)):
         # Both packs have the page of the details.
-        both = np.isin(_prints(repository, digest)[:, 0], _prints(repository, other)[:, 0])
-        assert _suggested(samples, _prints(repository, digest)[~both]) == {digest}
+        is_shared = np.isin(_prints(repository, digest)[:, 0], _prints(repository, other)[:, 0])
+        assert _suggested(samples, _prints(repository, digest)[~is_shared]) == {digest}
     rng = np.random.default_rng(1)
     assert _suggested(samples, rng.integers(0, 1 << 63, (5000, 2)).astype(np.uint64)) == set()
     assert _suggested(samples, np.empty((0, 2), np.uint64)) == set()

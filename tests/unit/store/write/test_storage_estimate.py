@@ -40,7 +40,7 @@ def test_estimate_equals_the_stored_size_and_leaves_nothing(tmp_path: Path) -> N
     assert trial.ms > 0
 
 
-def test_pages_of_the_parent_cost_nothing(tmp_path: Path) -> None:
+def test_trial_counts_no_space_for_pages_of_the_parent_checkpoint(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     parent = store(repository, tmp_path, IMAGES)
     known = run(*NUMBERS), run(7, 8), run(9)
@@ -48,14 +48,14 @@ def test_pages_of_the_parent_cost_nothing(tmp_path: Path) -> None:
     assert stored_on_trial(tmp_path, repository, parent, *known, run(1000)).stored > PAGE_SIZE // 4
 
 
-def test_pages_of_another_job_cost_nothing(tmp_path: Path) -> None:
+def test_trial_counts_no_space_for_pages_that_another_job_has_stored(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, IMAGES)
     assert stored_on_trial(tmp_path, repository, None, run(*NUMBERS)).stored == 0
 
 
-def test_pages_of_two_processes_count_once(tmp_path: Path) -> None:
+def test_trial_counts_equal_pages_of_two_processes_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
-    alone = stored_on_trial(tmp_path, repository, None, run(*NUMBERS))
-    both = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(*NUMBERS))
-    assert both.stored == alone.stored
+    one_process = stored_on_trial(tmp_path, repository, None, run(*NUMBERS))
+    two_processes = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(*NUMBERS))
+    assert two_processes.stored == one_process.stored
