@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import select
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from crckpt.host.proc.task_states import read_task_states
 from crckpt.images import magics
 from crckpt.images.core import excess_rights, read_rights
 from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.mm import FILE_SHARED
 from crckpt.images.wire import BYTES, encode, fields
 
 THREAD, CREDENTIALS, EFFECTIVE_USER, VARINT = 5, 10, 3, 0
@@ -84,6 +86,28 @@ def test_forged_descriptor_does_not_give_other_access_to_a_file(crckpt: Crckpt) 
         assert f"process {tree.pid} told CRIU that its descriptor " in output
         assert " opened for other access: another process changed its memory or descriptors" in output
         tree.wait_growth(tree.counters())
+
+
+MAPS_FILE: Final = """
+import mmap, sys
+with open("/etc/hosts") as file:
+    shown = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+from counter import main
+main()
+"""
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_forged_map_does_not_make_a_file_of_root_writable(crckpt: Crckpt) -> None:
+    """CRIU asks what a map is open for before it opens the file: others who share the memory can exchange the map."""
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    words = (*as_nobody, "env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", MAPS_FILE, "{workdir}")
+    with started(Case("maps", words, user=NOBODY)) as tree:
+        _dump_forged(crckpt, tree.pid, f"mm-{tree.pid}.img", _write_by_shared_maps, hold=1, status=0)
+        tree.end()
+        tree.wait_gone()
+        refused = crckpt.run("restore", JOB, "--detach", status=23)
+        assert "/etc/hosts" in refused.err
 
 
 WITHOUT_DAC_OVERRIDE: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
@@ -203,8 +227,10 @@ def _takes_pipe(crckpt: Crckpt, pid: int, thief: subprocess.Popen[str]) -> bool:
     return bool(select.select([thief.stdout], [], [], 0)[0])
 
 
-def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes], hold: int = 2) -> str:
-    """Change an image of a dump before it is stored; return the error of the dump, which must fail."""
+def _dump_forged(
+    crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes], hold: int = 2, status: int = 21
+) -> str:
+    """Change an image of a dump before it is stored; return the error of the dump, which must fail (`status`)."""
     # Where CRIU is started early, the first hold is before it freezes the tree.
     command = crckpt.start("dump", str(pid), JOB, CRCKPT_STOP_AT=f"hold.commit:{hold}")
     wait_for(lambda: _is_stopped(command.pid), 60, "the tree to be dumped")
@@ -212,7 +238,7 @@ def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], b
     image.write_bytes(forge(image.read_bytes()))
     command.send_signal(signal.SIGCONT)
     _, error = command.communicate(timeout=60)
-    assert command.returncode == 21, error
+    assert command.returncode == status, error
     return error
 
 
@@ -265,6 +291,19 @@ def _open_to_write(data: bytes) -> bytes:
 
     image = read_image(data, "files.img", magics.FILES)
     records = tuple(Record(_changed(record.payload, 3, change), record.extra) for record in image.records)
+    return write_image(Image(image.magic, records))
+
+
+def _write_by_shared_maps(data: bytes) -> bytes:
+    def change(message: bytes) -> bytes:
+        found = {number: value for number, _, value in fields(message)}
+        is_shared = int(found[6]) & mmap.MAP_SHARED and int(found[7]) & FILE_SHARED
+        return encode(
+            (number, kind, 2 if number == 10 and is_shared else value) for number, kind, value in fields(message)
+        )
+
+    image = read_image(data, "mm", magics.MM)
+    records = tuple(Record(_changed(record.payload, 14, change), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))
 
 

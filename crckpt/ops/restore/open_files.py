@@ -83,6 +83,12 @@ class RecordedFiles(Struct, frozen=True):
         )
         return is_same and not self.is_later(path, found) and found.owner in self.owners.get(path, (found.owner,))
 
+    def is_written(self, path: str) -> bool:
+        """Return whether the tree had a file open for writing at this path."""
+        # CRIU can be misled about this: by maps that other processes exchange (CLONE_VM), or by two files with the same
+        # numbers of device and inode (btrfs), of which it takes the first.
+        return any(written for _, _, written in self.files.get(path, ()))
+
     def is_later(self, path: str, found: LinkTarget) -> bool:
         """Return whether the file only got the inode of one that the tree had here, which was removed."""
         # A file that an overlay has copied has another time of creation.
@@ -184,7 +190,13 @@ class _Check:
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
                 yield from self._find_refusal(process, used, found, (*theirs, *others) or users_of(who))
-        elif theirs and owners is not None and self._is_taken_away(found, used, owners):
+        elif (
+            theirs
+            and owners is not None
+            and (
+                self._is_taken_away(found, used, owners) or (used.access & os.W_OK and not self._known.is_written(path))
+            )
+        ):
             yield from self._find_refusal(process, used, found, theirs)
 
     def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse, owners: list[int]) -> bool:
