@@ -21,6 +21,7 @@ from crckpt.host.proc.fd import read_targets
 from crckpt.host.syscalls.kcmp import group_same, is_watched, order_files
 
 _EPOLL: Final = "anon_inode:[eventpoll]"
+_LOOKS: Final = 5
 _COMPARES_FOR_S: Final = 1.0
 # CRIU takes about half a minute for so many: one epoll with 31,600 files.
 _MOST_COMPARISONS: Final = 10**9
@@ -124,10 +125,11 @@ def find_lost_epolls(
                 watched.append(_Watched(int(number), counts[int(number)], int(inode or "0", 16)))
                 counts[int(number)] += 1
             kept = frozenset(each for each in watched if _is_kept(epoll, each, by_number))
-            # Twice: while descriptors are compared, a server may close a connection and accept one by the same number.
-            if len(kept) < len(watched) and _find_lost(epoll, watched, kept, by_number):
-                found = _find_lost(epoll, watched, kept, by_number)
-                lost.extend(() if found is None else (found,))
+            if len(kept) < len(watched):
+                # While descriptors are compared, a server may close a connection and accept one by the same number.
+                looks = (_find_lost(epoll, watched, kept, by_number) for _ in range(_LOOKS))
+                found = tuple(itertools.takewhile(lambda each: each is not None, looks))
+                lost.extend(each for each in found[_LOOKS - 1 :] if each is not None)
         except _LateError:
             unexamined.append(epoll.first)
     return tuple(lost), tuple(unexamined)
