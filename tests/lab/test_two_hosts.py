@@ -188,7 +188,7 @@ def test_lab_tests_can_run_on_real_machines(lab: TwoHosts) -> None:
     """The tests run on the source host of a lab, and reach the other hosts by ssh as real machines."""
     options = ("-c", PROJECT / "pyproject.toml", "--rootdir", PROJECT, "-p", "no:cacheprovider", "-q", "-rA")
     wanted = ("-k", "manual_move and 4 or one_direction", PROJECT / "tests/lab/test_two_hosts.py")
-    here = ("env", "CRCKPT_TWO_HOSTS_HERE=1", sys.executable, "-m", "pytest")
+    here = ("env", "CRCKPT_TWO_HOSTS_HERE=1", "CRCKPT_TESTS_ON_HOST=1", sys.executable, "-m", "pytest")
     output = lab.run("source", *here, *options, *wanted).out
     assert "SKIPPED" not in output
     assert output.count("PASSED") == 2, output
