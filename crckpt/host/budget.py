@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
+import errno
 import os
 import time
-from typing import Final
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
 
 _MOST_BYTES: Final = 256 << 20
 _READ_BYTES: Final = 1 << 16
 
+Result = TypeVar("Result")
 
 OWN_USERS_S: Final = 5.0
 OTHER_USERS_S: Final = 1.0
@@ -58,3 +63,32 @@ class Budget:
     def read_lines(self, path: str) -> list[str]:
         """Read the lines of a file, without one that is incomplete. Raises OSError."""
         return self.read(path).decode(errors="replace").split("\n")[:-1]
+
+
+def finish_within(seconds: float, work: Callable[[], Result]) -> Result:
+    """Do `work` in a thread. Raises what that raises, and TimeoutError after `seconds`.
+
+    For all that the kernel answers only to who may trace a process. While that process executes a program the kernel
+    keeps the answer back, and no signal but SIGKILL ends the wait: a process whose file system in user space does not
+    answer a close executes for ever. Source: exec_update_lock in fs/exec.c. The thread is then left behind.
+    """
+    found: list[Result] = []
+    ended: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    # Not `threading`: an interruption in the middle of its start would leave locks behind.
+    _thread.start_new_thread(run, ())
+    try:
+        error = ended.get(timeout=max(0.0, seconds))
+    except Empty:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+    if error is not None:
+        raise error
+    return found[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -18,9 +18,9 @@ import psutil
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.budget import OTHER_USERS_S, Budget
+from crckpt.host.budget import Budget
 from crckpt.host.disk.space import nearest_existing
-from crckpt.host.proc.status import sort_by_users
+from crckpt.host.proc.status import look_at_all, real_user
 
 _MOST_FOREIGN: Final = 100
 _MODULE: Final = re.compile(r"crckpt(?:\.[a-z_]{1,40}){0,4}")
@@ -94,12 +94,15 @@ def read_host_usage(directories: Iterable[Path]) -> HostUsage:
     )
 
 
-def find_criu_processes() -> Iterator[CriuProcess]:
+def find_criu_processes() -> tuple[CriuProcess, ...]:
     """The processes of CRIU and crckpt, except this one; of other users at most 100, found within a second."""
-    budget, foreign = Budget(OTHER_USERS_S), 0
-    for is_foreign, pid in sort_by_users({0, os.getuid()}):
+    trusted = {0, os.getuid()}
+    found: list[CriuProcess] = []
+
+    def look(pid: int, _: Budget) -> None:
+        is_foreign = real_user(pid) not in trusted
         # Anybody can call any number of processes so.
-        if is_foreign and (foreign >= _MOST_FOREIGN or budget.is_spent()):
+        if is_foreign and sum(each.is_foreign for each in found) >= _MOST_FOREIGN:
             return
         # Not psutil's command line: a program can declare all of its memory to be its arguments.
         named = (word for option, word in pairwise(proc.command_line(pid)[:6]) if option == "-m")
@@ -109,8 +112,11 @@ def find_criu_processes() -> Iterator[CriuProcess]:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 usage = _process_usage(process)
-                foreign += is_foreign
-                yield CriuProcess(pid, process.ppid(), program, module, process.status(), usage, is_foreign)
+                status = process.status()
+                found.append(CriuProcess(pid, process.ppid(), program, module, status, usage, is_foreign))
+
+    look_at_all(trusted, look)
+    return tuple(found)
 
 
 def _process_usage(process: psutil.Process) -> ProcessUsage:

@@ -20,6 +20,7 @@ from crckpt.host.network.claim import find_fences, table_name
 from crckpt.host.network.packet_filter import find_locks
 from crckpt.host.proc.fd import read_head, read_targets
 from crckpt.host.proc.file_users import parse_locks
+from crckpt.host.proc.status import real_user
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
 from crckpt.ops.lazy.family import is_unfilled
@@ -91,7 +92,7 @@ def list_processes() -> Listing:
     trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in found}
     held = (each.terminal for each in terminals if isinstance(each, FoundTerminal))
     trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in held}
-    running = tuple(find_criu_processes())
+    running = find_criu_processes()
     opened: dict[int, _Targets] = {}
     for process in running:
         opened[process.pid] = ()
@@ -175,8 +176,8 @@ def _describe(
 
 
 def _make_row(pid: int, kind: str, tree: int | None, program: str, usage: ProcessUsage, ends: str) -> ListedProcess:
-    process = proc.read_process(pid)
-    user = user_name(process.uids[0]) if process is not None else "?"
+    owner = real_user(pid)
+    user = user_name(owner) if owner is not None else "?"
     return ListedProcess(pid, kind, tree, program, user, usage.started, usage.cpu_s, usage.memory_bytes, ends)
 
 

@@ -178,7 +178,7 @@ def _versions() -> _Files:
 
 def _host(context: Context) -> _Files:
     directories = (context.store, *(() if context.staging is None else (context.staging,)))
-    used = {**asdict(read_host_usage(directories)), "processes": tuple(find_criu_processes())}
+    used = {**asdict(read_host_usage(directories)), "processes": find_criu_processes()}
     yield "host.json", msgspec.to_builtins(used)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -17,6 +18,9 @@ from command import Crckpt
 from dump_moments import ENDS_WITHIN_S, assert_runs_on, find_below, is_traced, manifests, wait_ended
 from trees import PYTHON, Case, Tree, started, wait_for
 
+from crckpt.host.budget import finish_within
+
+COUNTER: Final = (PYTHON, "{programs}/counter.py")
 CLONE_FS: Final = 0x200
 CLONE_NEWNS: Final = 0x20000
 MS_REC_PRIVATE: Final = 0x44000
@@ -135,6 +139,59 @@ def test_dump_of_a_silent_file_system_is_refused(crckpt: Crckpt, kind: str) -> N
         assert re.search(r"(did|does) not answer", error), error
         assert "hint: " in error
         assert_runs_on(tree, frozenset())
+
+
+def test_file_that_waits_in_a_socket_does_not_block_a_dump(crckpt: Crckpt) -> None:
+    """Whoever may send to the socket could keep CRIU from ending for ever."""
+    with tree_on_fuse("sent") as tree:
+        (tree.workdir / "silent").write_text("silent")
+        dump = crckpt.start("dump", str(tree.pid), "job")
+        _, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == FAILED, error
+        assert "a message that waits in a unix socket has a file of a file system in user space" in error
+        assert "disconnected" not in error
+        assert_runs_on(tree, frozenset())
+
+
+@pytest.mark.parametrize("kind", ["executing", "executing_as_nobody"])
+def test_dump_of_a_tree_that_executes_for_ever_is_refused(crckpt: Crckpt, kind: str) -> None:
+    """It waits for the file system while it executes a program, and the kernel lets all wait who ask for it."""
+    with tree_on_fuse(kind) as tree:
+        (executing,) = psutil.Process(tree.pid).children()
+        (tree.workdir / "silent").write_text("silent")
+        wait_for(lambda: executes(executing.pid), ENDS_WITHIN_S, "the process to execute a program")
+        dump = crckpt.start("dump", str(tree.pid), "job", **SHORT_LIMITS)
+        _, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode in (FAILED, REFUSED), error
+        assert re.search(r"(did|does) not answer", error), error
+        # Until then the test would have to wait for the process, too.
+        with suppress(ProcessLookupError):
+            os.kill(int((tree.workdir / "server").read_text()), signal.SIGKILL)
+        assert_runs_on(tree, frozenset())
+
+
+def test_process_of_others_that_executes_for_ever_delays_no_command(crckpt: Crckpt) -> None:
+    with tree_on_fuse("executing_as_nobody") as other, started(Case("counter", (*COUNTER, "{workdir}"))) as tree:
+        (executing,) = psutil.Process(other.pid).children()
+        (other.workdir / "silent").write_text("silent")
+        wait_for(lambda: executes(executing.pid), ENDS_WITHIN_S, "the process to execute a program")
+        target = str(tree.pid)
+        for words in (
+            *(("dump", target, "job"), ("doctor", target), ("ps",), ("rehearse", "job"), ("gc",), ("report",)),
+            *(("dump", target, "job", "--stop"), ("restore", "job", "--detach")),
+        ):
+            command = crckpt.start(*words)
+            out, error = command.communicate(timeout=WITHIN_S)
+            assert command.returncode == 0, (words, out, error)
+
+
+def executes(pid: int) -> bool:
+    """Return whether the kernel answers nothing about it."""
+    try:
+        finish_within(0.5, Path(f"/proc/{pid}/maps").read_bytes)
+    except TimeoutError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("words", [("restore",), ("rehearse",)], ids=" ".join)

@@ -5,8 +5,10 @@ The file system is silent_fuse.py on WORKDIR/mount: it stops answering once WORK
 
 import mmap
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -58,7 +60,36 @@ def directory(mount: Path) -> bool:
     return True
 
 
-KINDS: Final[dict[str, Callable[[Path], object]]] = {kind.__name__: kind for kind in (opened, mapped, directory)}
+def executing(mount: Path, user: int = 0) -> int:
+    """Start a process of this user that executes a program once the file system is silent, and closes a file then."""
+    os.open(mount / "file", os.O_RDONLY | os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.setresuid(user, user, user)
+        while not mount.with_name("silent").exists():
+            time.sleep(0.01)
+        os.execl("/bin/true", "true")  # noqa: S606 a program of its own, without a shell
+    return child
+
+
+def executing_as_nobody(mount: Path) -> int:
+    """As `executing`, of another user."""
+    return executing(mount, 65534)
+
+
+def sent(mount: Path) -> tuple[socket.socket, ...]:
+    """Let a file wait in a message of a socket."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    file = os.open(mount / "file", os.O_RDONLY)
+    socket.send_fds(ends[0], [b"x"], [file])
+    os.close(file)
+    return ends
+
+
+_KINDS: Final[tuple[Callable[[Path], object], ...]] = (
+    *(opened, mapped, directory, executing, executing_as_nobody, sent),
+)
+KINDS: Final = {kind.__name__: kind for kind in _KINDS}
 
 
 if __name__ == "__main__":

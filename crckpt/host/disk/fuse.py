@@ -16,7 +16,8 @@ from typing import Final
 from crckpt.host import proc
 from crckpt.host.opened import opened
 from crckpt.host.proc.mountinfo import read_mounts_of
-from crckpt.host.process.criu_progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
+from crckpt.host.proc.status import read_status
+from crckpt.host.process.criu_progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program, waits_for_an_exec
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.libc import syscall
 
@@ -35,8 +36,7 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
     owners, seen = {*users}, dict[int, str]()
     for pid in pids:
         with suppress(OSError):
-            process = proc.read_process(pid)
-            owners.update(process.uids if process is not None else ())
+            owners.update(map(int, read_status(pid)["Uid"].split()))
             mounts = (mount for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
             seen.update((os.minor(mount.device), mount.path) for mount in mounts)
     done = []
@@ -85,7 +85,9 @@ def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tu
     def watch() -> None:
         waited = 0
         while not is_over.wait(_LOOK_S):
-            waited = waited + 1 if waits_for_a_program(waiting(), _WAITS_IN) else 0
+            pids = tuple(waiting())
+            # A process of the tree may execute a program, and wait for the file system while it closes a file.
+            waited = waited + 1 if waits_for_a_program(pids, _WAITS_IN) or waits_for_an_exec(pids) else 0
             if waited > QUIET_S:
                 aborted.extend(abort())
                 waited = 0
@@ -100,5 +102,4 @@ def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tu
 
 def tree_pids(root: int) -> tuple[int, ...]:
     """PIDs of the tree below `root`; none if there is no such process."""
-    process = proc.read_process(root)
-    return proc.read_tree(process).pids if process is not None else ()
+    return proc.descendants(root)

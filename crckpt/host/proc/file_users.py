@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from crckpt.host.budget import OTHER_USERS_S, OWN_USERS_S, Budget
+from crckpt.host.budget import OWN_USERS_S, Budget, finish_within
 from crckpt.host.opened import opened
 from crckpt.host.proc.fd import list_files, read_info, read_open
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.proc.procfs import parse_fields
-from crckpt.host.proc.status import real_user, sort_by_users
+from crckpt.host.proc.status import look_at_all
 from crckpt.host.proc.tree import ancestors, title
 from crckpt.images.processes import FileLock, LockKind
 
@@ -144,7 +144,7 @@ class _Holders:
 
     def __init__(self, near: Container[int]) -> None:
         self._near = near
-        self._budgets = Budget(OWN_USERS_S), Budget(OTHER_USERS_S)
+        self._budget = Budget(OWN_USERS_S)
         self._found: dict[str, int] = {}
         self._names: dict[int, str] = {0: "?"}
         self._looked_at: set[int] = set()
@@ -156,7 +156,8 @@ class _Holders:
         # fdinfo has the same line, first at that PID, which is usually right.
         what = line[0].partition(": ")[2]
         taker = int(line["pid"])
-        self._look_at(taker, self._budgets[real_user(taker) not in self._near])
+        with suppress(TimeoutError):
+            finish_within(self._budget.left_s, lambda: self._look_at(taker, self._budget))
         pid = self._found.get(what, 0) or self.all().get(what, 0)
         if pid not in self._names:
             self._names[pid] = title(pid)
@@ -166,9 +167,8 @@ class _Holders:
         """Find the locks of all processes that we see: lines of /proc/locks without their numbers, and the holders."""
         if not self._is_all_seen:
             self._is_all_seen = True
-            for is_far, pid in sort_by_users(self._near):
-                self._look_at(pid, self._budgets[is_far])
-        return self._found
+            look_at_all(self._near, self._look_at)
+        return dict(self._found)
 
     def _look_at(self, pid: int, budget: Budget) -> None:
         if pid <= 0 or pid in self._looked_at:
@@ -202,14 +202,18 @@ def find_writers(paths: Iterable[str]) -> dict[str, FileWriter]:
     us = (os.getpid(), *ancestors(os.getpid()))
     found: dict[tuple[int, int], FileWriter] = {}
     inodes = frozenset(map(_inode, identities))
-    looks = _Look(Budget(OWN_USERS_S), inodes), _Look(Budget(OTHER_USERS_S), inodes)
     near = {0, os.getuid()} | {owner for path in identities if (owner := _owner(path)) is not None}
-    for is_far, pid in sort_by_users(near) if wanted else ():
-        for link in list_writable(pid, appends=pid not in us, look=looks[is_far]):
+
+    def look(pid: int, budget: Budget) -> None:
+        for link in list_writable(pid, appends=pid not in us, look=_Look(budget, inodes)):
             identity = _identity(link)
             if identity is not None and identity in wanted - found.keys():
                 found[identity] = FileWriter(pid, title(pid))
-    return {path: found[identity] for path, identity in identities.items() if identity in found}
+
+    if wanted:
+        look_at_all(near, look)
+    writers = dict(found)
+    return {path: writers[identity] for path, identity in identities.items() if identity in writers}
 
 
 class _Look(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.status import namespace, read_namespaces, read_stat, read_status, start_time
+from crckpt.host.proc.status import ask_of, namespace, read_namespaces, read_stat, read_status, start_time
 from crckpt.model import Count, Pid
 
 _SIGTRAP: Final = 1 << signal.SIGTRAP - 1  # signals count from 1 in the masks of /proc/PID/status
@@ -107,10 +107,18 @@ class Process(Struct, frozen=True):
         return Identity(procfs.boot_id(), self.pid, self.start)
 
 
+def state_name(letter: str) -> str:
+    """The name of a state in stat and status."""
+    return _STATES.get(letter, letter)
+
+
 def read_process(pid: int) -> Process | None:
-    """The process with that PID, or None if there is none (a thread's id is no PID, though /proc answers to it)."""
+    """The process with that PID, or None if there is none (a thread's id is no PID, though /proc answers to it).
+
+    Raises TimeoutError if the kernel keeps back what it knows (`ask_of`).
+    """
     try:
-        stat = read_stat(pid)
+        stat, namespaces = ask_of(pid, lambda: (read_stat(pid), read_namespaces(pid)))
         status = read_status(pid)
         threads = procfs.threads(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -123,14 +131,14 @@ def read_process(pid: int) -> Process | None:
         pgid=stat.pgid,
         sid=stat.sid,
         comm=stat.comm,
-        state=_STATES.get(stat.state, stat.state),
+        state=state_name(stat.state),
         start=stat.start,
         threads=threads,
         ns_pids=tuple(int(part) for part in status.get("NSpid", str(pid)).split()),
         tracer=int(status.get("TracerPid", "0")),
         uids=tuple(int(part) for part in status["Uid"].split()),
         gids=tuple(int(part) for part in status["Gid"].split()),
-        namespaces=read_namespaces(pid),
+        namespaces=namespaces,
         is_kernel_thread=stat.is_kernel_thread,
         trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
         seccomp=int(status.get("Seccomp", "0")),

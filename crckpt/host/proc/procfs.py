@@ -76,8 +76,9 @@ def has_visitors() -> bool:
     """Return whether a process with a parent outside our PID namespace runs in it (nsenter): its parent is 0."""
     for pid in pids():
         with suppress(OSError):
-            state, parent, *_ = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-            if pid != 1 and state != "Z" and parent == "0":
+            # Not `stat`: the kernel may keep that back (`status.ask_of`).
+            status = parse_fields(text(f"/proc/{pid}/status"))
+            if pid != 1 and status["PPid"] == "0" and not status["State"].startswith("Z"):
                 return True
     return False
 

@@ -4,18 +4,23 @@ Source: proc_pid_stat(5), proc_pid_status(5), namespaces(7)."""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from crckpt.host.budget import OTHER_USERS_S, OWN_USERS_S, Budget, finish_within
 from crckpt.host.proc import procfs
 
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD, linux/sched.h
+_ANSWERED_WITHIN_S: Final = 5.0
+
+Answer = TypeVar("Answer")
 
 _KINDS = ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time", "time_for_children")
 
@@ -84,9 +89,36 @@ def parse_stat(text: str) -> Stat:
 def start_time(pid: int) -> int | None:
     """Read the start time of the process with that PID, in clock ticks after boot; None if there is none."""
     try:
-        return read_stat(pid).start
+        return ask_of(pid, lambda: read_stat(pid)).start
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def ask_of(pid: int, question: Callable[[], Answer]) -> Answer:
+    """Ask the kernel what it tells of process `pid` only to who may trace it: its stat, links, maps and more.
+
+    Raises what `question` raises, and TimeoutError if the kernel keeps the answer back (`finish_within`).
+    """
+    # Processes of root and our own are trusted: a thread takes longer than the answer.
+    if real_user(pid) in (0, os.getuid(), None):
+        return question()
+    try:
+        return finish_within(_ANSWERED_WITHIN_S, question)
+    except TimeoutError:
+        why = "the kernel does not answer: the process has been executing a program for seconds"
+        raise TimeoutError(errno.ETIMEDOUT, why, f"/proc/{pid}") from None
+
+
+def read_parent(pid: int) -> int:
+    """PID of the parent of a process of any user. Raises OSError."""
+    # Not `stat`: the kernel may keep that back (`ask_of`).
+    return int(read_status(pid)["PPid"])
+
+
+def read_comm(pid: int) -> str:
+    """The name of a process of any user. Raises OSError."""
+    # Not `status`, which escapes it.
+    return procfs.text(f"/proc/{pid}/comm").removesuffix("\n")
 
 
 def read_status(pid: int | str, tid: int | None = None) -> dict[str, str]:
@@ -110,12 +142,24 @@ def real_user(pid: int) -> int | None:
     return None
 
 
-def sort_by_users(near: Container[int]) -> list[tuple[bool, int]]:
-    """List all processes, first those of the users `near`: whether it is of another one, and the PID.
+def look_at_all(near: Container[int], look: Callable[[int, Budget], object]) -> None:
+    """Let `look` examine all processes: those of the users `near` for some seconds, then those of others for a second.
 
-    What there is not time for is then of others.
+    `look` gets a PID and what is left to it, and keeps what it finds. It may be left behind in the kernel, which may
+    keep an answer back for ever (`finish_within`): use a copy of what it has kept.
     """
-    return sorted((real_user(pid) not in near, pid) for pid in procfs.pids())
+    processes = [(real_user(pid) in near, pid) for pid in sorted(procfs.pids())]
+    for is_near, seconds in ((True, OWN_USERS_S), (False, OTHER_USERS_S)):
+        pids = [pid for of_near, pid in processes if of_near is is_near]
+        with suppress(TimeoutError):
+            finish_within(seconds, partial(_look_at_each, pids, look, Budget(seconds)))
+
+
+def _look_at_each(pids: Iterable[int], look: Callable[[int, Budget], object], budget: Budget) -> None:
+    for pid in pids:
+        if budget.is_spent():
+            return
+        look(pid, budget)
 
 
 def tracer(pid: int, tid: int) -> int:

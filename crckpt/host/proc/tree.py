@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.process import Identity, Process, identify, read_process
-from crckpt.host.proc.status import namespace, read_stat
+from crckpt.host.proc.process import Identity, Process, identify, read_process, state_name
+from crckpt.host.proc.status import read_comm, read_parent, read_stat, read_status
 
 # How firmly each holds a number: a PID that also names a group is reported as PID.
 _ROLES: Final = ("session", "group", "thread", "PID")
@@ -50,7 +50,7 @@ def read_tree(root: Process) -> Tree:
     # Read the parent of every process once: /proc/PID/task/TID/children is a file for each thread, and may miss
     # children while others end (proc_tid_children(5)).
     children: dict[int, list[int]] = {}
-    for pid, ppid in _parents():
+    for pid, ppid in read_parents():
         children.setdefault(ppid, []).append(pid)
     found, waiting = [], [root]
     while waiting:
@@ -66,16 +66,21 @@ def read_tree(root: Process) -> Tree:
 
 def children(pid: int) -> tuple[int, ...]:
     """PIDs of the living children of a process."""
-    return tuple(child for child, parent in _parents() if parent == pid)
+    return tuple(child for child, parent in read_parents() if parent == pid)
+
+
+def descendants(pid: int) -> tuple[int, ...]:
+    """PIDs of a process and all its living descendants; none if it has ended. Waits for no process (`ask_of`)."""
+    parents = dict(read_parents())
+    return tuple(_find_below((pid,), parents.items())) if pid in parents else ()
 
 
 def ancestors(pid: int) -> tuple[int, ...]:
     """PIDs of the parent, its parent, and so on up to 1."""
     found: list[int] = []
-    process = read_process(pid)
-    while process is not None and process.ppid > 0:
-        found.append(process.ppid)
-        process = read_process(process.ppid)
+    with suppress(OSError):
+        while pid := read_parent(pid):
+            found.append(pid)
     return tuple(found)
 
 
@@ -116,13 +121,16 @@ def outer_pids(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
     """
     if init is None:
         return {pid: pid for pid in pids}
-    wanted, inside = frozenset(pids), namespace(init, "pid")
+    wanted = frozenset(pids)
+    depth = len(_numbers(init))
     found = {}
-    for pid in procfs.pids():
+    for pid in _find_below((init, os.getpid()), read_parents()):
         with suppress(OSError):
-            # The last number is the PID in the innermost namespace, which is this one.
-            if namespace(pid, "pid") == inside and (process := read_process(pid)) and process.ns_pids[-1] in wanted:
-                found[process.ns_pids[-1]] = pid
+            # The last number is the PID in the innermost namespace. That is this one if it is as deep, and the process
+            # descends from the init, or from us: CRIU enters the namespace.
+            numbers = _numbers(pid)
+            if len(numbers) == depth and numbers[-1] in wanted:
+                found[numbers[-1]] = pid
     return found
 
 
@@ -143,10 +151,30 @@ def wait_until_gone(wanted: Iterable[int | Identity], timeout: float) -> tuple[i
         select.select([], [], [], 0.01)
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+def _numbers(pid: int) -> tuple[int, ...]:
+    """The PIDs of a process, from our PID namespace inwards."""
+    return tuple(map(int, read_status(pid)["NSpid"].split()))
+
+
+def _find_below(ancestors: Iterable[int], parents: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """Find these processes and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for pid, ppid in parents:
+        children.setdefault(ppid, []).append(pid)
+    waiting = list(ancestors)
+    found = set(waiting)
+    while waiting:
+        below = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+        found.update(below)
+        waiting += below
+    return frozenset(found)
+
+
+def read_parents() -> Iterator[tuple[int, int]]:
+    """PID and PID of the parent of each process."""
     for pid in procfs.pids():
         with suppress(FileNotFoundError, ProcessLookupError):
-            yield pid, read_stat(pid).ppid
+            yield pid, read_parent(pid)
 
 
 class IdUser(Struct, frozen=True):
@@ -173,18 +201,18 @@ def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
     wanted = {number for number in numbers if number in members or Path(f"/proc/{number}").exists()}
     found: dict[int, IdUser] = {}
     for pid in procfs.pids() if wanted else ():
-        process = read_process(pid)
-        if process is None:
-            continue
-        uses = (
-            (process.sid, "session"),
-            (process.pgid, "group"),
-            *((tid, "thread") for tid in process.threads),
-            (pid, "PID"),
-        )
-        for number, role in uses:
-            if number in wanted and (number not in found or _ROLES.index(role) >= _ROLES.index(found[number].role)):
-                found[number] = IdUser(number, role, pid, process.ppid, process.comm, process.state)
+        with suppress(OSError):
+            uses = (
+                (os.getsid(pid), "session"),
+                (os.getpgid(pid), "group"),
+                *((tid, "thread") for tid in procfs.threads(pid)),
+                (pid, "PID"),
+            )
+            for number, role in uses:
+                if number in wanted and (number not in found or _ROLES.index(role) >= _ROLES.index(found[number].role)):
+                    status = read_status(pid)
+                    state = state_name(status["State"][:1])
+                    found[number] = IdUser(number, role, pid, int(status["PPid"]), read_comm(pid), state)
     return tuple(found[number] for number in sorted(found))
 
 
@@ -214,8 +242,9 @@ def title(pid: int) -> str:
     # Started as `ld-linux-x86-64.so.2 --library-path DIRECTORIES ... criu`, it has the loader's name as its comm.
     if any(Path(word).name == "criu" for word in command_line(pid)[:6]):
         return "criu"
-    process = read_process(pid)
-    return process.comm if process else "?"
+    with suppress(OSError):
+        return read_comm(pid)
+    return "?"
 
 
 def working_directory(pid: int) -> str:

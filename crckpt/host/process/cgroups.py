@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
-from crckpt.host.proc.status import read_stat
+from crckpt.host.proc.status import read_parent
 from crckpt.host.syscalls.libc import syscall
 
 _MOUNTS = Path("/sys/fs/cgroup")
@@ -101,7 +101,7 @@ def find_roots(directory: Path) -> list[int]:
     roots = []
     for pid in sorted(members):
         with suppress(FileNotFoundError, ProcessLookupError):
-            if read_stat(pid).ppid not in members:
+            if read_parent(pid) not in members:
                 roots.append(pid)
     return roots
 

@@ -20,6 +20,12 @@ QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
 ANSWERED_BY_PROGRAMS: Final = ("request_wait_answer", "handle_userfault")
 """Functions of the kernel in which a task waits for a FUSE file system or a userfaultfd. Source: fs/userfaultfd.c."""
 
+# Functions in which a task waits until another one has executed a program, at the top of its stack: all that the kernel
+# answers only to who may trace it. Source: exec_update_lock in fs/proc/, kernel/.
+_AWAITS_EXEC: Final = re.compile(
+    r"\S+ (?:call_proc_|proc_|do_io_accounting|do_task_stat|mm_access|__do_sys_kcmp|pidfd_getfd|ptrace_attach)"
+)
+
 _UNINTERRUPTIBLE: Final = "D"
 
 
@@ -91,6 +97,16 @@ def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_B
     """Return whether a thread of these processes waits in one of these functions of the kernel, for another program."""
     function = re.compile("|".join(calls))
     return _is_any(pids, lambda pid, tid: function.search(procfs.text(f"/proc/{pid}/task/{tid}/stack")))
+
+
+def waits_for_an_exec(pids: Iterable[int]) -> bool:
+    """Return whether the first thread of one of these processes waits until another process has executed a program."""
+
+    def is_meant(pid: int, tid: int) -> object:
+        is_waiting = tid == pid and read_stat(pid, tid).state == _UNINTERRUPTIBLE
+        return is_waiting and _AWAITS_EXEC.match(procfs.text(f"/proc/{pid}/task/{tid}/stack"))
+
+    return _is_any(pids, is_meant)
 
 
 def _is_any(pids: Iterable[int], is_meant: Callable[[int, int], object]) -> bool:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
+from crckpt.host.budget import finish_within
 from crckpt.host.proc import procfs
 from crckpt.host.proc.live_root import CriuLog
 from crckpt.host.process.signals import send_signal, send_signal_if
@@ -26,6 +27,8 @@ from crckpt.host.syscalls.own_process import is_child_subreaper, set_child_subre
 # A killed process may have to free much memory first.
 _WITHIN_S: Final = 60.0
 _LOOK_S: Final = 0.005
+_ANSWERED_WITHIN_S: Final = 0.2
+_LOOKS_FOR_S: Final = 60.0
 
 
 @contextmanager
@@ -96,11 +99,11 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
 def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
     """End all processes that write these logs, of CRIUs that have surely ended; return when they are gone.
 
-    Raises HostCannot if one does not end.
+    Raises HostCannot if one does not end, or if there are too many processes that cannot be examined.
     """
     until = time.monotonic() + _WITHIN_S
     # Again and again: one may have started another meanwhile.
-    while logs and (found := tuple(pid for pid in procfs.pids() if _is_writer(pid, logs))):
+    while logs and (found := tuple(_find_writers(logs))):
         for pid in found:
             send_signal_if(pid, signal.SIGKILL, partial(_is_writer, pid, logs))
         if time.monotonic() >= until:
@@ -113,5 +116,20 @@ def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
         time.sleep(_LOOK_S)
 
 
+def _find_writers(logs: Collection[CriuLog]) -> Iterator[int]:
+    until = time.monotonic() + _LOOKS_FOR_S
+    for pid in procfs.pids():
+        if time.monotonic() >= until:
+            raise HostCannot(
+                f"the kernel does not say within {_LOOKS_FOR_S:g} s which processes a CRIU that was killed has left",
+                hint=f"find out what PID {pid} and its neighbours wait for: ps -o pid,ppid,user,stat,args {pid}",
+            )
+        if _is_writer(pid, logs):
+            yield pid
+
+
 def _is_writer(pid: int, logs: Collection[CriuLog]) -> bool:
-    return any(log.is_written_by(pid) for log in logs)
+    # A process of which the kernel says nothing executes a program: it does not wait in CRIU's code.
+    with suppress(TimeoutError):
+        return finish_within(_ANSWERED_WITHIN_S, lambda: any(log.is_written_by(pid) for log in logs))
+    return False

@@ -7,14 +7,14 @@ import errno
 import functools
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from crckpt.host.budget import OTHER_USERS_S, OWN_USERS_S, Budget
+from crckpt.host.budget import Budget
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_targets
-from crckpt.host.proc.status import real_user, sort_by_users
+from crckpt.host.proc.status import look_at_all, real_user
 from crckpt.host.syscalls.libc import syscall
 
 # linux/kcmp.h
@@ -81,7 +81,7 @@ def is_watched(pid: int, epoll: int, number: int, at: int, descriptor: int) -> b
         return None
 
 
-def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator[tuple[Descriptor, int]]:
+def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> tuple[tuple[Descriptor, int], ...]:
     """Find other processes than those `inside` that have one of these open files (inherited or received).
 
     Looks at all processes once, and first at those of the users of `held` and of root, for some seconds. Anybody may
@@ -91,20 +91,20 @@ def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator
     for each in held:
         by_target.setdefault(each.target, []).append(each)
     if not by_target:
-        return
+        return ()
     near = {0, *(user for pid in {each.pid for each in held} if (user := real_user(pid)) is not None)}
-    budgets = Budget(OWN_USERS_S), Budget(OTHER_USERS_S)
-    for is_far, pid in sort_by_users(near):
-        if pid in inside:
-            continue
-        found: set[tuple[int, int]] = set()
+    sharers: dict[tuple[int, int, int], tuple[Descriptor, int]] = {}
+
+    def look(pid: int, budget: Budget) -> None:
         with suppress(OSError):  # the process ends at the same time
-            for fd, target in read_targets(pid):
-                if budgets[is_far].is_spent():
+            for fd, target in read_targets(pid) if pid not in inside else ():
+                if budget.is_spent():
                     return
                 # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
                 for each in by_target.get(target, ()):
-                    one = each.pid, each.fd
-                    if one not in found and order_files(each.pid, each.fd, pid, fd) == 0:
-                        found.add(one)
-                        yield each, pid
+                    one = each.pid, each.fd, pid
+                    if one not in sharers and order_files(each.pid, each.fd, pid, fd) == 0:
+                        sharers[one] = each, pid
+
+    look_at_all(near, look)
+    return tuple(sharers.values())

@@ -31,7 +31,7 @@ from crckpt.helper.kinds import FILLER, HelperRecord, find_records, record_path
 from crckpt.host import proc
 from crckpt.host.disk.own_files import make_runtime_directory
 from crckpt.host.proc import Identity, procfs
-from crckpt.host.proc.status import Stat, read_stat
+from crckpt.host.proc.status import Stat, ask_of, read_stat, real_user
 from crckpt.host.process.signals import send_signal
 from crckpt.host.syscalls.own_process import fork_with_same_descriptors
 
@@ -136,18 +136,21 @@ class Family(Struct, frozen=True):
 
     def find_living(self) -> Iterator[Identity]:
         """Find those that live, and all that descend from them."""
-        stats = {pid: stat for pid in procfs.pids() if (stat := _read(pid)) is not None}
-        found = {each.pid for each in self.tasks if each.pid in stats and stats[each.pid].start == each.start}
         children: dict[int, list[int]] = {}
-        for pid, stat in stats.items():
-            children.setdefault(stat.ppid, []).append(pid)
+        users: dict[int, int | None] = {}
+        for pid, parent in proc.read_parents():
+            children.setdefault(parent, []).append(pid)
+            users[pid] = real_user(pid)
+        found = {each.pid for each in self.tasks if (stat := _read(each.pid)) is not None and stat.start == each.start}
         waiting = [*found]
         while waiting:
             new = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
             found.update(new)
             waiting.extend(new)
         since = max((each.start for each in self.tasks), default=0)
-        for pid, stat in stats.items():
+        for pid, user in users.items():
+            if (pid not in found and user not in self.users) or (stat := _read(pid)) is None:
+                continue
             process = Identity(procfs.boot_id(), pid, stat.start)
             # Or a child that has lost its parent, and does not run another program yet. It has its parent's layout,
             # which differs each time that a program is started. Without address space randomization other users may
@@ -163,7 +166,7 @@ class Family(Struct, frozen=True):
 
 def _read(pid: int) -> Stat | None:
     with suppress(OSError):
-        stat = read_stat(pid)
+        stat = ask_of(pid, lambda: read_stat(pid))
         return None if stat.state in ("Z", "X") else stat
     return None
 

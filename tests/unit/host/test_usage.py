@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -61,6 +62,9 @@ def test_processes_of_criu_and_crckpt_are_found(tmp_path: Path, name: str) -> No
     program = tmp_path / name
     shutil.copy("/usr/bin/sleep", program)
     with running(str(program), "60", ready="") as process:
+        comm = Path(f"/proc/{process.pid}/comm")
+        while comm.read_text() != f"{name}\n":  # the kernel sets it last
+            time.sleep(0.01)
         (found,) = (found for found in find_criu_processes() if found.pid == process.pid)
         assert (found.program, found.module) == (name, "")
         assert found.state in ("sleeping", "running")

@@ -13,7 +13,7 @@ import pytest
 from small_programs import WAIT_STATEMENTS, free_pid, program
 
 from crckpt.host import proc
-from crckpt.host.syscalls import kcmp
+from crckpt.host.proc import status
 from crckpt.host.syscalls.kcmp import VM, compare, find_sharers, is_same_file
 
 CLONE_VM = 0x100
@@ -72,7 +72,7 @@ def test_search_among_many_descriptors_takes_limited_time(tmp_path: Path, monkey
         for _ in range(900):
             opened.callback(os.close, os.open(file, os.O_RDONLY))
         held = [found for found in proc.descriptors(os.getpid()) if found.target == str(file)]
-        monkeypatch.setattr(kcmp, "OWN_USERS_S", 0.05)
+        monkeypatch.setattr(status, "OWN_USERS_S", 0.05)
         began = time.monotonic()
         assert list(find_sharers(held, frozenset({os.getpid()}))) == []
         assert time.monotonic() - began < 0.5
