@@ -19,7 +19,7 @@ from msgspec import Struct
 from crckpt.host import proc
 from crckpt.host.opened import opened
 from crckpt.host.proc.status import read_status
-from crckpt.host.process.signals import FORWARDED, TYPED, Wakeups, send_signal, woken_by_signals
+from crckpt.host.process.signals import FORWARDED, TYPED, Wakeups, send_signal, take_stop, woken_by_signals
 from crckpt.host.process.terminals import ShellTerminal
 from crckpt.host.syscalls import own_process
 
@@ -101,6 +101,8 @@ def wait_for_job(job: Job) -> int:
             if signal.getsignal(number) != signal.SIG_IGN:
                 before = signal.signal(number, lambda arrived, _frame: come.append(arrived))
                 stack.callback(signal.signal, number, before)
+        if take_stop():
+            come.append(signal.SIGTSTP)
         return _Wait(job, terminal, wakeups, come).run()
 
 

@@ -74,6 +74,7 @@ class _Interrupts:
     def __init__(self) -> None:
         self.put_off = False
         self.pending: signal.Signals | None = None
+        self.has_stop = False
         self.is_over = False
 
     def arrive(self, number: int, _frame: FrameType | None) -> None:
@@ -81,6 +82,9 @@ class _Interrupts:
         self.pending = None if self.is_over else signal.Signals(number)
         if not self.put_off:
             self.deliver()
+
+    def note_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.has_stop = True
 
     def deliver(self) -> None:
         if self.pending is None:
@@ -141,15 +145,25 @@ def stops_deferred() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
         yield
         return
-    come: list[int] = []
-    signal.signal(signal.SIGTSTP, lambda number, _frame: come.append(number))
+    signal.signal(signal.SIGTSTP, _interrupts.note_stop)
     try:
         yield
     finally:
         # With the default action, the signal stops us during this call.
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        if come:
+        if take_stop():
             os.kill(os.getpid(), signal.SIGTSTP)
+
+
+def defer_stop() -> None:
+    """Defer ^Z from now on, for `take_stop`: it is meant for a program that runs, and must not stop us alone."""
+    handle_signal(signal.SIGTSTP, _interrupts.note_stop)
+
+
+def take_stop() -> bool:
+    """Return whether ^Z was deferred, and forget it: the caller stops what it is meant for."""
+    found, _interrupts.has_stop = _interrupts.has_stop, False
+    return found
 
 
 def interrupt_is_waiting() -> bool:

@@ -31,7 +31,13 @@ from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import linked_again, restored_on_failure
 from crckpt.host.network import packet_filter
 from crckpt.host.process import orphans
-from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
+from crckpt.host.process.signals import (
+    defer_stop,
+    forward_signals,
+    ignore_interrupts,
+    interrupts_allowed,
+    interrupts_deferred,
+)
 from crckpt.host.process.terminals import lower_numbers_held, terminal_of_shell
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
@@ -323,6 +329,8 @@ def _build(
             return result
         to = outer if holder is not None else criu.init or root
         forward_signals(to, on_our_terminal=is_ours and tree.root.sid != root)
+        if holder is None:
+            defer_stop()
         return replace(result, job=start_job(tree, child, criu.init, terminal, modes))
 
 

@@ -171,6 +171,33 @@ print(os.waitstatus_to_exitcode(job_control.wait_for_job(job_control.Job(program
         os.close(master)
 
 
+def test_stop_typed_before_crckpt_waits_for_the_program_stops_the_program() -> None:
+    """crckpt would stop alone, and the shell would show a job as stopped that runs."""
+    code = """
+import os, signal
+from crckpt.host.process import job_control
+from crckpt.host.process.signals import defer_stop
+program = os.fork()
+if program == 0:
+    os.setpgid(0, 0)
+    os.execv("/bin/sleep", ["sleep", "60"])
+os.setpgid(program, program)
+defer_stop()
+os.kill(os.getpid(), signal.SIGTSTP)
+print(program, flush=True)
+job_control.wait_for_job(job_control.Job(program, program, None))
+"""
+    job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert job.stdout is not None
+        program = int(job.stdout.readline())
+        wait_for(lambda: state(program) == "T", "the program to stop")
+        os.kill(program, signal.SIGKILL)
+    finally:
+        job.kill()
+        job.communicate()
+
+
 def test_keys_are_not_sent_to_a_process_group_that_has_ended() -> None:
     """A program chooses its groups, and can end one so that others get its number."""
     program, stranger = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
