@@ -11,7 +11,7 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-from crckpt.host.proc.status import read_bytes, read_stat
+from crckpt.host.proc.status import read_bytes, read_stat, tracer
 from crckpt.host.steps import limit
 
 QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
@@ -71,7 +71,15 @@ def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple
     # CPU time counts here: CRIU may move pages for minutes without a read or write that the kernel counts.
     if waits_for_a_disk(criu) and not waits_for_a_program((*criu, *tree)):
         return None
-    return criu, sum(map(work_done, (*criu, *tree))), _size(log)
+    # What a process does that CRIU does not hold, or holds no more, is no work of the dump.
+    held = [pid for pid in tree if _is_held(pid, criu)]
+    return criu, sum(map(work_done, (*criu, *held))), _size(log)
+
+
+def _is_held(pid: int, criu: tuple[int, ...]) -> bool:
+    with suppress(OSError):
+        return tracer(pid, pid) in criu
+    return False
 
 
 def _size(log: Path) -> int:

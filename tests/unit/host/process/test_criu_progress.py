@@ -70,7 +70,15 @@ def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
         assert (after[0], after[1] >= before[1] + 10_000) == (before[0], True)
         log.write_text("more")
         assert dump_signs(pids, (), log) == (*after[:2], 4)
-        assert dump_signs((), pids, log) == ((), after[1], 4)
+        # It does not count as work of the dump while it is not held.
+        assert dump_signs((), pids, log) == ((), 0, 4)
+        seize = f"import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, {process.pid}, None, None) == 0"
+        with program(f"{seize}\nprint('held', flush=True)\nsys.stdin.read()") as criu:
+            wait_for(lambda: read_stat(criu.pid).state == "S", "the tracer to read")
+            held, alone = dump_signs((criu.pid,), pids, log), dump_signs((criu.pid,), (), log)
+            assert held is not None
+            assert alone is not None
+            assert held[1] == alone[1] + after[1]
 
 
 def test_ended_process_counts_as_idle_and_causes_no_error() -> None:
