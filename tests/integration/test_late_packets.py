@@ -88,11 +88,13 @@ def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAd
             server.recv(100)
 
 
-def test_only_packets_with_data_for_the_given_address_are_captured(hosts: Lan, address: HostAddress) -> None:
-    """Unrelated are packets from the source, packets without data, and packets for its other addresses."""
+def test_only_packets_that_begin_connections_of_the_given_address_or_have_data_are_captured(
+    hosts: Lan, address: HostAddress
+) -> None:
+    """Not captured are packets from the source, other packets without data, and packets for its other addresses."""
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with hosts.source.entered(), capturing((address,)) as capture:
-        for used, expected in ((other, 0), (address, 1)):
+        for used, expected in ((other, 0), (address, 2)):
             server, client = connect(hosts, used)
             with closing(server), closing(client):
                 server.sendall(b"answer")
