@@ -15,7 +15,7 @@
 #define FUSE 0x65735546
 #define OVERLAY 0x794c7630
 #define MOST 2048        /* as CRIU (criu/sk-queue.c) */
-#define PATIENCE_MS 1000 /* for an answer of the process, which may have to wait for the file system */
+#define PATIENCE_MS 5000 /* for an answer of the process, which may have to wait for the file system; on a busy machine */
 
 /* Whether a mount is one of ours. A user can mount an overlay of a file system of their own only elsewhere. */
 static int is_our_mount(int number)
