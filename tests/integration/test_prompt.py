@@ -95,7 +95,9 @@ def stop_at_prompt(crckpt: Crckpt, program: Program, pane: Pane, *words: str, li
     wait_gone(pid)
     # The program could not undo its settings: Enter is ^M there.
     pane.press("C-j")
-    pane.type_raw("stty sane")
+    # Until that is undone, the Enter of the next command would be ^M, too.
+    pane.type_raw("stty sane; echo mode''s undone")
+    pane.wait("modes undone")
     pane.clear()
     return pid
 
