@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address, ip_interface
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.errors import UsageError
+from crckpt.host.proc.net import InetRow, InetTable, read_inet
+
+TCP_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
 
 _EXAMPLE: Final = "for example: --move-ip 10.0.0.5/24@eth0"
 # IFNAMSIZ, linux/if.h, without the final NUL.
@@ -54,6 +59,18 @@ class HostAddress(Struct, frozen=True):
     def is_single(self) -> bool:
         """Whether its network has no other address."""
         return self.length == (32 if self.family == 4 else 128)
+
+
+def find_rows(
+    addresses: Iterable[HostAddress], is_meant: Callable[[InetRow], object], tables: Iterable[InetTable] = TCP_TABLES
+) -> Iterator[tuple[HostAddress, InetTable, InetRow]]:
+    """Find the sockets of this network namespace at these addresses that are meant, with address and table."""
+    hosts = {host: address for address in addresses for host in address.in_tables}
+    for table in tables if hosts else ():
+        for row in read_inet(os.getpid(), table):
+            # First what takes less time: tables can be long.
+            if is_meant(row) and (address := hosts.get(row.local.rpartition(":")[0])) is not None:
+                yield address, table, row
 
 
 def parse_address(text: str) -> HostAddress:

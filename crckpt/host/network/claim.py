@@ -12,17 +12,15 @@ sends to this host itself in place of a peer, to close the peer's side of a conn
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.host.network.address import HostAddress
+from crckpt.host.network.address import HostAddress, find_rows
 from crckpt.host.network.devices import add_silently, find_holder, find_route, make_ordinary, remove
 from crckpt.host.network.packet_filter import CRIU_MARK, find_nft
-from crckpt.host.proc.net import InetTable, read_inet
 from crckpt.host.process import run
 from crckpt.model import MoveId
 
@@ -38,7 +36,6 @@ _NEIGHBOURS: Final = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } @t
 
 # The kernel sends nothing for these by itself, or only answers.
 _QUIET: Final = ("LISTEN", "CLOSE", "TIME_WAIT")
-_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
 _SOCKETS_END_S: Final = 30.0
 _LOOK_S: Final = 0.05
 
@@ -161,12 +158,7 @@ def give_up(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     for address in addresses:
         remove(address)
     # Wait until no connection has one of these as its own address. Only a tree that is being ended has some.
-    names = {name for address in addresses for name in address.in_tables}
     until = time.monotonic() + _SOCKETS_END_S
-    while time.monotonic() < until and any(
-        row.state not in _QUIET and row.local.rpartition(":")[0] in names
-        for table in _TABLES
-        for row in read_inet(os.getpid(), table)
-    ):
+    while time.monotonic() < until and any(find_rows(addresses, lambda row: row.state not in _QUIET)):
         time.sleep(_LOOK_S)
     lift_fence(addresses, move_id)

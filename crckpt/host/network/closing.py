@@ -6,7 +6,6 @@ answers their peers with a reset.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
@@ -14,14 +13,12 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.host.network.address import HostAddress
-from crckpt.host.proc.net import InetTable, read_inet
+from crckpt.host.network.address import HostAddress, find_rows
 from crckpt.host.steps import limit
 
 _WAIT_S: Final = limit("CRCKPT_CLOSING_S", 5)
 # Reading long tables takes long.
 _LOOK_S: Final = 0.1
-_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
 _CLOSING: Final = ("FIN_WAIT1", "CLOSING", "LAST_ACK")
 # The end of the data counts as a byte.
 _END: Final = 1
@@ -37,13 +34,8 @@ class ClosingConnection(Struct, frozen=True):
 
 def find_closing(addresses: Sequence[HostAddress]) -> Iterator[ClosingConnection]:
     """Find those of addresses of this network namespace that still have bytes to send."""
-    hosts = {host for address in addresses for host in address.in_tables}
-    for table in _TABLES if hosts else ():
-        for row in read_inet(os.getpid(), table):
-            if not row.inode and row.state in _CLOSING and row.unsent > _END:
-                local = row.local
-                if local.rpartition(":")[0] in hosts:
-                    yield ClosingConnection(local, row.remote, row.unsent - _END)
+    for _, _, row in find_rows(addresses, lambda row: not row.inode and row.state in _CLOSING and row.unsent > _END):
+        yield ClosingConnection(row.local, row.remote, row.unsent - _END)
 
 
 def wait_for_closing(addresses: Sequence[HostAddress]) -> None:

@@ -12,14 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.network.address import HostAddress
+from crckpt.host.network.address import HostAddress, find_rows
 from crckpt.host.network.packet_filter import find_nft
 from crckpt.host.observe.sockets import find_waiting_listeners
-from crckpt.host.proc.net import InetTable, read_inet
 from crckpt.host.process import run
 from crckpt.model import MoveId
 
-_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
 _BEGINS_WITHIN_S: Final = 5.0
 _QUIET_WITHIN_S: Final = 3.0
 _LOOK_S: Final = 0.02
@@ -70,9 +68,7 @@ def wait_until_accepted(pids: Sequence[int], addresses: Sequence[HostAddress] = 
 
 
 def _is_one_beginning(addresses: Sequence[HostAddress]) -> bool:
-    hosts = {host for address in addresses for host in address.in_tables}
-    rows = (row for table in _TABLES if hosts for row in read_inet(os.getpid(), table))
-    return any(row.state in ("SYN_RECV", "NEW_SYN_RECV") and row.local.rpartition(":")[0] in hosts for row in rows)
+    return any(find_rows(addresses, lambda row: row.state in ("SYN_RECV", "NEW_SYN_RECV")))
 
 
 def _wait_for_table(tool: Path, name: str, child: run.Child) -> None:

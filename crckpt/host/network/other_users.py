@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.host.network.address import HostAddress
-from crckpt.host.proc.net import InetTable, read_inet
+from crckpt.host.network.address import TCP_TABLES, HostAddress, find_rows
+from crckpt.host.proc.net import InetTable
 
-_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6", "udp", "udp6")
+_TABLES: Final[tuple[InetTable, ...]] = (*TCP_TABLES, "udp", "udp6")
 
 
 def find_other_users(addresses: Sequence[HostAddress], own: Container[int]) -> Iterator[Finding]:
     """Find, for each address, a socket of this network namespace whose inode is not one of our `own`."""
-    ips = {host: address.ip for address in addresses for host in address.in_tables}
     found: dict[str, Finding] = {}
-    for table in _TABLES if ips else ():
-        for row in read_inet(os.getpid(), table):
-            # Nobody has closed connections, and those that wait to be accepted, open.
-            ip = ips.get(row.local.rpartition(":")[0]) if row.inode and row.inode not in own else None
-            if ip is not None:
-                socket = f"{table.rstrip('6')} {row.local}{f' -> {row.remote}' if row.has_peer else ''}"
-                found.setdefault(ip, cause("address-used").finding(ip=ip, socket=socket))
+    # Nobody has closed connections, and those that wait to be accepted, open.
+    rows = find_rows(addresses, lambda row: row.inode and row.inode not in own, _TABLES)
+    for address, table, row in rows:
+        socket = f"{table.rstrip('6')} {row.local}{f' -> {row.remote}' if row.has_peer else ''}"
+        found.setdefault(address.ip, cause("address-used").finding(ip=address.ip, socket=socket))
     return iter(found.values())
