@@ -102,7 +102,7 @@ class DumpLimit:
 
     def look(self, *, is_to_end: bool) -> None:
         """Act if there is no progress. Call it every second; `is_to_end` after an interruption or a failure."""
-        criu, tree = fuse.tree_pids(self._pid), fuse.tree_pids(self._root)
+        criu, tree = proc.descendants(self._pid), proc.descendants(self._root)
         signs = dump_signs(criu, tree, self._log)
         # Once CRIU is killed the tree runs again, and its signs do not count.
         self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
@@ -134,7 +134,7 @@ class DumpLimit:
         self._busy_s += self._used > before
         # The memory is read last: it takes the kernel long.
         if self._busy_s > BUSY_S and not self.is_late:
-            self.is_late = self._busy_s > BUSY_S + proc.memory(*fuse.tree_pids(self._root)) / _LEAST_SPEED
+            self.is_late = self._busy_s > BUSY_S + proc.memory(*proc.descendants(self._root)) / _LEAST_SPEED
 
 
 def _read_ticks(pid: int) -> int:

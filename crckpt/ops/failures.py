@@ -23,6 +23,7 @@ from crckpt.errors import (
     StoreUnusable,
     UsageError,
 )
+from crckpt.host import proc
 from crckpt.host.disk import fuse, space
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.criu_progress import QUIET_S
@@ -110,7 +111,7 @@ def limited_waits_of_dump(root: int) -> AbstractContextManager[None]:
 
     If the block fails then, the error names the file system. CRIU has a limit of its own: `crckpt.criu.engine`.
     """
-    return _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort_connections(fuse.tree_pids(root)))
+    return _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort_connections(proc.descendants(root)))
 
 
 def limited_waits_of_restore(users: frozenset[int]) -> AbstractContextManager[None]:
@@ -119,7 +120,7 @@ def limited_waits_of_restore(users: frozenset[int]) -> AbstractContextManager[No
     If the block fails then, the error names the file system.
     """
     # CRIU and the processes that it makes descend from us.
-    ours = partial(fuse.tree_pids, os.getpid())
+    ours = partial(proc.descendants, os.getpid())
     return _limited_waits(ours, lambda: fuse.abort_connections(ours(), users))
 
 

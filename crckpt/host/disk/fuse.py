@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from crckpt.host import proc
 from crckpt.host.opened import opened
 from crckpt.host.proc.mountinfo import read_mounts_of
 from crckpt.host.proc.status import read_status
@@ -98,8 +97,3 @@ def limited_answers(waiting: Callable[[], Iterable[int]], abort: Callable[[], tu
     finally:
         is_over.set()
         thread.join()
-
-
-def tree_pids(root: int) -> tuple[int, ...]:
-    """PIDs of the tree below `root`; none if there is no such process."""
-    return proc.descendants(root)

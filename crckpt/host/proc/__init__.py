@@ -19,6 +19,7 @@ from crckpt.host.proc.tree import (
     cores_in_use,
     cpu_seconds,
     descendants,
+    find_below,
     find_ended_tasks,
     find_id_users,
     outer_pids,

@@ -72,7 +72,7 @@ def children(pid: int) -> tuple[int, ...]:
 def descendants(pid: int) -> tuple[int, ...]:
     """PIDs of a process and all its living descendants; none if it has ended. Waits for no process (`ask_of`)."""
     parents = dict(read_parents())
-    return tuple(_find_below((pid,), parents.items())) if pid in parents else ()
+    return tuple(find_below((pid,), parents.items())) if pid in parents else ()
 
 
 def ancestors(pid: int) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ def outer_pids(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
     wanted = frozenset(pids)
     depth = len(_numbers(init))
     found = {}
-    for pid in _find_below((init, os.getpid()), read_parents()):
+    for pid in find_below((init, os.getpid()), read_parents()):
         with suppress(OSError):
             # The last number is the PID in the innermost namespace. That is this one if it is as deep, and the process
             # descends from the init, or from us: CRIU enters the namespace.
@@ -156,7 +156,7 @@ def _numbers(pid: int) -> tuple[int, ...]:
     return tuple(map(int, read_status(pid)["NSpid"].split()))
 
 
-def _find_below(ancestors: Iterable[int], parents: Iterable[tuple[int, int]]) -> frozenset[int]:
+def find_below(ancestors: Iterable[int], parents: Iterable[tuple[int, int]]) -> frozenset[int]:
     """Find these processes and all that descend from them."""
     children: dict[int, list[int]] = {}
     for pid, ppid in parents:

@@ -136,17 +136,10 @@ class Family(Struct, frozen=True):
 
     def find_living(self) -> Iterator[Identity]:
         """Find those that live, and all that descend from them."""
-        children: dict[int, list[int]] = {}
-        users: dict[int, int | None] = {}
-        for pid, parent in proc.read_parents():
-            children.setdefault(parent, []).append(pid)
-            users[pid] = real_user(pid)
-        found = {each.pid for each in self.tasks if (stat := _read(each.pid)) is not None and stat.start == each.start}
-        waiting = [*found]
-        while waiting:
-            new = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
-            found.update(new)
-            waiting.extend(new)
+        parents = tuple(proc.read_parents())
+        users = {pid: real_user(pid) for pid, _ in parents}
+        ours = [each.pid for each in self.tasks if (stat := _read(each.pid)) is not None and stat.start == each.start]
+        found = {*proc.find_below(ours, parents)}
         since = max((each.start for each in self.tasks), default=0)
         for pid, user in users.items():
             if (pid not in found and user not in self.users) or (stat := _read(pid)) is None:

@@ -23,7 +23,8 @@ from trees import open_workdir
 
 from crckpt.errors import DumpFailed
 from crckpt.host.disk import fuse
-from crckpt.host.disk.fuse import abort_connections, limited_answers, tree_pids
+from crckpt.host.disk.fuse import abort_connections, limited_answers
+from crckpt.host.proc import descendants
 from crckpt.host.process.criu_progress import waits_for_a_program
 from crckpt.ops.failures import limited_waits_of_restore
 
@@ -146,7 +147,7 @@ def test_file_system_that_is_not_mounted_any_more_is_found_by_its_owner(
 
 def test_time_to_wait_for_a_fuse_file_system_is_limited(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
-        waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
+        waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(descendants(reader.pid)))
         with limited_answers(waiting, abort) as aborted:
             reader.wait_for_answer()
             assert reader.read_line() == os.strerror(107)
@@ -187,4 +188,4 @@ def test_fuse_file_system_of_a_process_that_does_not_wait_is_not_aborted(workdir
             assert reader.read_line() == "silence"
             time.sleep(0.1)  # ten looks
         assert aborted == []
-    assert tree_pids(reader.pid) == ()
+    assert descendants(reader.pid) == ()
