@@ -139,3 +139,6 @@ long let_code_connect(int pid);
 
 /* shared_memory.c: open the memory that CRIU shares with a process into `number`, or set that to -1 and errno. 0: it is not. */
 int open_shared(int directory, const char *path, int flags, int *number);
+
+/* Take this descriptor of a process (pidfd_getfd(2)): ours, or -1 and errno. */
+int take_descriptor(int pid, int number);

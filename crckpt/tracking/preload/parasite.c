@@ -140,16 +140,6 @@ static int run_to(int pid, int is_connect, struct ptrace_syscall_info *info)
     return 0;
 }
 
-/* Take this descriptor of a process: ours, or -errno. */
-static int take(int pid, int number)
-{
-    long process = syscall(SYS_pidfd_open, (long)pid, 0l);
-    if (process < 0)
-        return -errno;
-    long taken = syscall(SYS_pidfd_getfd, process, (long)number, 0l);
-    return close_and_return(process, taken < 0 ? -errno : taken);
-}
-
 /* CRIU's code runs, stops at both calls, and stands after the second. Whether it does. */
 static int connect_code(int pid)
 {
@@ -168,7 +158,9 @@ static int connect_code(int pid)
         return set_result(pid, registers, info.exit.rval);
     if (ask(PTRACE_PEEKDATA, pid, (void *)place, ends) || !set_result(pid, registers, ends[0]))
         return 0;
-    end = take(pid, ends[1]);
+    end = take_descriptor(pid, ends[1]);
+    if (end < 0)
+        end = -errno;
     const uint64_t first[4] = {ends[1]};
     return run_to(pid, 1, &info) && read_registers(pid, &registers) &&
            set_call(pid, is_compat, registers, numbers->close, first) && run_to_call(pid, &info) &&

@@ -21,10 +21,9 @@ static int shared = -1;
 /* Each one is above the one before. */
 static uint64_t next_place = PLACE;
 
-/* Take this descriptor of the process of a directory of /proc. */
-static int take(int directory, int number)
+int take_descriptor(int pid, int number)
 {
-    long process = syscall(SYS_pidfd_open, (long)pid_in(directory, "stat"), 0l);
+    long process = syscall(SYS_pidfd_open, (long)pid, 0l);
     return process < 0 ? -1 : close_and_return(process, syscall(SYS_pidfd_getfd, process, (long)number, 0l));
 }
 
@@ -41,7 +40,7 @@ int open_shared(int directory, const char *path, int flags, int *number)
         return 0;
     for (const char *at = path + strlen(OF_DESCRIPTOR); *at >= '0' && *at <= '9'; at++)
         of_process = 10 * of_process + *at - '0';
-    *number = shared = take(directory, of_process);
+    *number = shared = take_descriptor(pid_in(directory, "stat"), of_process);
     return 1;
 }
 
