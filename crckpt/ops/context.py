@@ -123,7 +123,7 @@ def setpriv_words(user: tuple[int, int] | None, capabilities: frozenset[int]) ->
     return ("setpriv", *ids, f"--inh-caps={kept}", f"--ambient-caps={kept}")
 
 
-def ungrouped_words() -> tuple[str, ...]:
+def words_without_groups() -> tuple[str, ...]:
     """Return the words before a command that runs it without our supplementary groups; none if we have none.
 
     CRIU sets the groups of a process only if it had any: else the process would keep those of CRIU.

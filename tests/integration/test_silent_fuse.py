@@ -142,7 +142,7 @@ def test_dump_of_a_silent_file_system_is_refused(crckpt: Crckpt, kind: str) -> N
 
 
 def test_file_that_waits_in_a_socket_does_not_block_a_dump(crckpt: Crckpt) -> None:
-    """Whoever may send to the socket could keep CRIU from ending for ever."""
+    """Without that, a process that may send to the socket could keep CRIU from ending for ever."""
     with tree_on_fuse("sent") as tree:
         (tree.workdir / "silent").write_text("silent")
         dump = crckpt.start("dump", str(tree.pid), "job")

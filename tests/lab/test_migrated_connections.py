@@ -47,7 +47,7 @@ def move(lab: TwoHosts, pid: int, address: str, *options: str) -> Result:
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_half_closed_connection_gets_all_its_data(lab: TwoHosts, version: int) -> None:
-    """What either side has sent before it ended its data comes, and then the end of it."""
+    """The data that either side has sent before it ended comes, and then its end."""
     try:
         with started(lab, HALF_CLOSED, "serve", lab.service(version), "9000") as pid:
             client = lab.open("client", PYTHON, PROGRAMS / HALF_CLOSED, "ask", lab.service(version), "9000")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -44,6 +44,8 @@ from crckpt.ops.dump.details import Answers, record_attributes
 from crckpt.ops.dump.examine import DumpTarget
 
 _SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
+Answer = TypeVar("Answer")
+
 _SECCOMP_FILTER: Final = 2
 _MOST_TEXT: Final = 1000
 _BY_DEFAULT: Final = RestoreOptions()
@@ -342,16 +344,18 @@ def _parse_address(text: str) -> sockets.Address:
 
 def _device(kind: SocketKind) -> int:
     """The number of the network device to which a packet socket is bound; 0 if it is bound to none."""
-    for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
-        with suppress(OSError), as_socket(borrowed) as held:
-            return socket.if_nametoindex(held.getsockname()[0])
-    return 0
+    return _ask_socket(kind, lambda held: socket.if_nametoindex(held.getsockname()[0]), 0)
 
 
 def _interface(kind: SocketKind) -> str:
     """The interface that an internet socket is bound to; empty if it is bound to none."""
+    option = socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LONGEST_INTERFACE
+    return _ask_socket(kind, lambda held: held.getsockopt(*option), b"").partition(b"\0")[0].decode(errors="replace")
+
+
+def _ask_socket(kind: SocketKind, question: Callable[[socket.socket], Answer], unknown: Answer) -> Answer:
+    """Ask a socket that is borrowed from its process; `unknown` if it does not answer."""
     for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
         with suppress(OSError), as_socket(borrowed) as held:
-            name = held.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LONGEST_INTERFACE)
-            return name.partition(b"\0")[0].decode(errors="replace")
-    return ""
+            return question(held)
+    return unknown

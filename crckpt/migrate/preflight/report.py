@@ -23,8 +23,9 @@ from crckpt.preflight.dump.space import Growth
 
 # Programs that exchange times within a second notice less than that; NTP keeps clocks within milliseconds.
 _MOST_CLOCK_DIFFERENCE_S: Final = 2.0
-# What the destination has may be free in a moment.
+# Files that a reboot removes must be on the destination, too. Connections are accepted before the move.
 _OF_DUMPS: Final = ("volatile-file", "in-flight-skipped")
+# What the destination has may be free in a moment.
 _IN_USE: Final = frozenset(
     {
         "lock-taken",
@@ -76,7 +77,6 @@ def make_report(
     if not files.keys() >= {*answers.lacking, *answers.shared, *logs}:
         raise IntegrityError("the answers of the other host name files that it was not asked about")
     plan = target.plan
-    # Files that a reboot removes must be on the destination, too. Connections are accepted before the move.
     lost = (found.word_for("move") for found in plan.warnings if found.key not in _OF_DUMPS)
     untested = () if target.request.force else plan.untested
     versions = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}

@@ -187,6 +187,11 @@ def _begin(dump: PlannedDump, workspace: Workspace) -> None:
             )
 
 
+def _read_states(root: int) -> TaskStates:
+    """Read what the kernel says of the tasks of a frozen tree, to compare with what CRIU saves."""
+    return add_signal_owners(add_opened_files(read_task_states(root), root))
+
+
 def _dump_and_resume(
     dump: PlannedDump, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
@@ -199,7 +204,7 @@ def _dump_and_resume(
 
     def read_states(_: Hold) -> None:
         nonlocal states
-        states = add_signal_owners(add_opened_files(read_task_states(target.pid), target.pid))
+        states = _read_states(target.pid)
         details.update(read_frozen_details(target))
 
     preparation = Preparation(workspace.repository, workspace.images)
@@ -257,7 +262,7 @@ def _dump_and_stop(
         details = read_details(dump, answers, is_frozen=True)
         step("hold.read", workspace.staging)
         # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
-        states = add_signal_owners(add_opened_files(read_task_states(target.pid), target.pid))
+        states = _read_states(target.pid)
         securebits = find_securebits(target.observed.tree, answers)
         if hand_over is not None:
             hand_over.begin(target.observed.tree, frozen[0])

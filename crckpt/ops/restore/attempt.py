@@ -18,7 +18,7 @@ from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import TerminalFiles
 from crckpt.model import CheckpointId
-from crckpt.ops.context import Context, ungrouped_words
+from crckpt.ops.context import Context, words_without_groups
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.images import ImageEdits, plan_edits
 from crckpt.ops.restore.last_calls import LastCalls
@@ -107,7 +107,7 @@ class RestoreAttempt(Struct, frozen=True):
 
     @property
     def tcp(self) -> Literal["keep", "close"] | None:
-        """What becomes of TCP connections: those that the dump has kept can also be restored closed."""
+        """The treatment of TCP connections: those that the dump has kept can also be restored closed."""
         return self.request.tcp or self.checkpoint.options.tcp
 
     @property
@@ -157,4 +157,4 @@ class RestoreAttempt(Struct, frozen=True):
         options = replace(self.checkpoint.options, tcp=self.tcp)
         words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
         files = paths.work / HOLDERS, LastCalls(paths.work).path
-        return (*ungrouped_words(), *restore_words(self.criu.path, *files), *words)
+        return (*words_without_groups(), *restore_words(self.criu.path, *files), *words)

@@ -68,8 +68,9 @@ def find_reserving(tree: ImageTree) -> frozenset[str]:
     return frozenset(f"mm-{pid}.img" for pid, memory in spaces if any(vma.is_reservation for vma in memory.vmas))
 
 
-# As CRIU names files that it makes again.
+# CRIU fails with a device that is missing.
 _NO_DEVICE: Final = (1 << 31) - 1
+# As CRIU names files that it makes again.
 _GHOST: Final = re.compile(r"\.cr\.[0-9a-f]+\.[0-9a-f]+\.ghost\Z")
 
 
@@ -159,7 +160,6 @@ def plan_edits(
 
 def _find_devices(devices: Mapping[int, str]) -> dict[int, int]:
     here = {name: number for number, name in socket.if_nameindex()} if devices else {}
-    # CRIU fails with one that is missing.
     found = {number: here.get(name, _NO_DEVICE) for number, name in devices.items()}
     return found if any(old != new for old, new in found.items()) else {}
 

@@ -190,14 +190,10 @@ class _Check:
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
                 yield from self._find_refusal(process, used, found, (*theirs, *others) or users_of(who))
-        elif (
-            theirs
-            and owners is not None
-            and (
-                self._is_taken_away(found, used, owners) or (used.access & os.W_OK and not self._known.is_written(path))
-            )
-        ):
-            yield from self._find_refusal(process, used, found, theirs)
+        elif theirs and owners is not None:
+            gains_writing = used.access & os.W_OK and not self._known.is_written(path)
+            if gains_writing or self._is_taken_away(found, used, owners):
+                yield from self._find_refusal(process, used, found, theirs)
 
     def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse, owners: list[int]) -> bool:
         """Return whether root may have put another file at this path of root's since the dump."""

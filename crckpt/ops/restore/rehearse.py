@@ -30,7 +30,7 @@ from crckpt.images.core import ZOMBIE
 from crckpt.images.other_files import PipeContent
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import Context, ignore_progress, nsenter_words, ungrouped_words
+from crckpt.ops.context import Context, ignore_progress, nsenter_words, words_without_groups
 from crckpt.ops.failure_locations import name_place_in_images
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
 from crckpt.ops.inspect.images import read_files_in_flight, read_image_tree, read_pipes
@@ -333,7 +333,7 @@ def _run_criu(
         last_calls.write(isolated.tree)
         try:
             result = run_criu(
-                (*inside, *ungrouped_words(), *restore_words(criu, holders, last_calls.path), *command),
+                (*inside, *words_without_groups(), *restore_words(criu, holders, last_calls.path), *command),
                 work / "restore.log",
                 hold=hold,
                 in_hold=in_hold,

@@ -32,14 +32,8 @@ _UNTESTED: Final = (
 _WARNINGS: Final = (
     *("outside-pipe-read", "outside-pipe", "eventfd-semaphore", "bpf-map-support", "link-remap", "unnamed-file"),
     *("removed-attributes", "volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread"),
-    *(
-        "wall-clock-timer",
-        "mount-namespace",
-        "terminal-of-leader",
-        "in-flight-skipped",
-        "call-interrupted",
-        "call-interrupted-again",
-    ),
+    *("wall-clock-timer", "mount-namespace", "terminal-of-leader", "in-flight-skipped"),
+    *("call-interrupted", "call-interrupted-again"),
     *_UNTESTED,
 )
 
